@@ -1,0 +1,153 @@
+"""What the front and a worker say to each other: one file, typed, versioned.
+
+Messages are msgspec structs in MessagePack, one per datagram of a `SOCK_SEQPACKET` Unix socket pair, so a message is whole or
+absent. Pixels and tensors never travel in them: a `Run` names byte offsets in the front's slab (which the worker maps
+read-only), a `Tensor` names an offset in the worker's answer region (which the front maps read-only).
+
+Theory of operation. The front starts a worker with one end of the socket pair; the first datagram from the front is
+`Start` and carries two file descriptors, the slab and the answer region. The worker answers `Hello`. After that the front may send `Load`,
+`Unload`, `Run`, `Ping` at any time, and the worker sends `Loaded`/`LoadFailed` for each `Load`, `Done`/`Failed` for each
+`Run`, `Pong` for each `Ping`, in any order. Answer memory named by a `Done` stays valid until a later `Run` lists that batch in
+`freed`. End of file on the socket means that the other side is gone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+VERSION = 1
+
+
+class Tensor(msgspec.Struct, array_like=True, frozen=True):
+    """An array in the worker's answer region. `dtype` is numpy's name, `offset` in bytes; the first axis is the batch."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+# ---- front to worker
+
+
+class Start(msgspec.Struct, tag="start", frozen=True):
+    """First message; its datagram carries the file descriptors of (slab, answer region), in this order."""
+
+    protocol: int
+    device: str  #: the device's specification: "cpu", a GPU's UUID, "sim:thunderbolt4,vram=8GiB"
+    slab_bytes: int
+    answer_bytes: int
+    concurrency: int  #: batches that run at once
+    threads: int  #: threads inside one batch
+    cache_dir: str  #: compiled artifacts are kept here
+
+
+class Load(msgspec.Struct, tag="load", frozen=True):
+    """Load one network. `model` is the engine's key: the model's name, or "name/part" for a part of a pipeline."""
+
+    model: str
+    version: str  #: "sha256:…" of the files; the worker refuses files that no longer match
+    directory: str
+    part: str = ""
+
+
+class Unload(msgspec.Struct, tag="unload", frozen=True):
+    model: str
+    version: str
+
+
+class Run(msgspec.Struct, tag="run", frozen=True):
+    """Run a batch. Each row is uint8, `shape` = (height, width, 3), C order, at `rows[i]` bytes into the slab."""
+
+    batch: int
+    model: str
+    version: str
+    shape: tuple[int, ...]
+    rows: list[int]
+    freed: list[int]  #: batches whose answers the front has copied out
+
+
+class Ping(msgspec.Struct, tag="ping", frozen=True):
+    n: int
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """End after the running batches."""
+
+
+class Fault(msgspec.Struct, tag="fault", frozen=True):
+    """Simulated devices only: hang, sticky, oom, slow-link, hot, wrong-answers, clear."""
+
+    fault: str
+
+
+# ---- worker to front
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    protocol: int
+    pid: int
+    name: str  #: the device's name for people, e.g. "AMD EPYC" or "NVIDIA GeForce RTX 3060"
+    uuid: str
+    memory_total: int = 0  #: bytes, 0 where unknown
+    memory_free: int = 0
+    h2d_bytes_per_s: float = 0.0  #: measured; 0 where there is no link
+    d2h_bytes_per_s: float = 0.0
+
+
+class Loaded(msgspec.Struct, tag="loaded", frozen=True):
+    """The network serves. `costs` are (rows, seconds a batch) measured with all the device's slots busy."""
+
+    model: str
+    version: str
+    provider: str  #: what really runs it: "CPUExecutionProvider", "CUDAExecutionProvider", "torch eager", "torch compiled", …
+    fixed_rows: int  #: the batch size frozen into the graph; 0: free. The worker pads up to it.
+    inputs: list[tuple[str, str, list[int | str]]]  #: (name, dtype, shape), free axes by name
+    outputs: list[tuple[str, str, list[int | str]]]
+    costs: list[tuple[int, float]]
+    golden: list[Tensor]  #: the outputs for the golden input (batch of 1)
+    golden_batch: int  #: the pseudo batch id under which `golden` is freed
+    memory_bytes: int = 0  #: device memory that the network holds, 0 where unknown
+
+
+class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
+    """The network cannot be served: which file, which key of model.toml (or part of the graph), what was expected."""
+
+    model: str
+    version: str
+    file: str
+    key: str
+    expected: str
+    message: str
+
+
+class Done(msgspec.Struct, tag="done", frozen=True):
+    batch: int
+    outputs: list[Tensor]
+    seconds: float  #: from taking the batch up to having its answer
+    provider: str = ""
+
+
+#: Failed.kind: "input" (the model refuses the rows: nobody's fault but theirs), "oom", "sticky" (the device's context is
+#: lost, every later call fails too), "unknown".
+class Failed(msgspec.Struct, tag="failed", frozen=True):
+    batch: int
+    kind: str
+    message: str
+
+
+class Pong(msgspec.Struct, tag="pong", frozen=True):
+    n: int
+    memory_free: int = 0
+
+
+ToWorker = Start | Load | Unload | Run | Ping | Stop | Fault
+ToFront = Hello | Loaded | LoadFailed | Done | Failed | Pong
+
+_encoder = msgspec.msgpack.Encoder()
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_to_front = msgspec.msgpack.Decoder(ToFront).decode
+encode = _encoder.encode
+
+#: Largest datagram that either side sends; the socket buffers are set to hold several.
+MAX_DATAGRAM = 128 * 1024

@@ -1,0 +1,268 @@
+"""The model repository: `models/NAME/model.toml` beside its weights, read and checked without loading a network.
+
+Everything that can be refused from the files alone is refused here, with the file, the key and what was expected; what only the runtime can tell
+(shapes, providers, golden answers) is refused by the worker in the same three words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+Task = Literal["classification", "detection", "text", "segmentation", "tensor"]
+
+#: Decoders that `[output] decoder` may name, and the task each serves (the code is in `outboard.tasks`).
+DECODERS: dict[str, Task] = {
+    "logits": "classification",
+    "probabilities": "classification",
+    "yolov2": "detection",
+    "yolov5": "detection",
+    "yolov8": "detection",
+    "end2end": "detection",
+    "boxes": "detection",
+    "detr": "detection",
+    "centerface": "detection",
+    "ocr": "text",
+    "tensor": "tensor",
+}
+
+
+class ModelProblem(Exception):
+    """A model that cannot be served: `file` and `key` say where, `expected` what should be there."""
+
+    def __init__(self, file: str, key: str, expected: str, message: str = ""):
+        super().__init__(f"{file}: {key}: {message + '; ' if message else ''}expected {expected}")
+        self.file, self.key, self.expected, self.message = file, key, expected, message
+
+    def as_dict(self) -> dict[str, str]:
+        return {"file": self.file, "key": self.key, "expected": self.expected, "message": self.message}
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Input(_Table, kw_only=True):
+    """How a picture becomes the network's input. `mean` and `std` are of values scaled to 0..1."""
+
+    size: tuple[int, int]  #: [width, height]
+    fit: Literal["letterbox", "stretch", "crop"] = "letterbox"
+    color: Literal["RGB", "BGR"] = "RGB"
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    background: tuple[int, int, int] = (114, 114, 114)  #: letterbox pads and what lies behind transparent pixels
+    crop: float = 1.0  #: fit = "crop": the share of the short side that is kept
+    dynamic: bool = False  #: parts of pipelines: rows of other heights and widths may be sent
+
+
+class Output(_Table, kw_only=True):
+    decoder: str
+    min_score: float = 0.25  #: default of the request's `min_score`
+    iou: float = 0.45  #: non-maximum suppression
+    top_k: int = 5  #: classification: default of the request's `top_k`
+    anchors: tuple[tuple[float, float], ...] = ()
+    background_class: bool = False  #: class 0 is "nothing" and is not answered
+    boxes: Literal["pixels", "unit"] = "pixels"  #: decoder "boxes": coordinates in input pixels or 0..1
+    first_class: int = 0  #: the class id of the first line of `labels`
+
+
+class Batching(_Table, kw_only=True):
+    max: int = 16
+    max_delay_ms: float = 0.0  #: hold an idle device's batch back this long for more rows
+
+
+class Run(_Table, kw_only=True):
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    compile: bool = False
+    standby: Literal["hot", "cold", "none"] = "hot"
+    fallback: str = ""
+
+
+class Golden(_Table, kw_only=True):
+    """The golden check's tolerances; 0 means the precision's default (fp32 1e-3, fp16 and bf16 2e-2 relative)."""
+
+    rtol: float = 0.0
+    iou: float = 0.9
+    score: float = 0.05
+
+
+class Part(_Table, kw_only=True):
+    """One network of a pipeline."""
+
+    file: str
+    input: Input
+    sha256: str = ""
+    batching: Batching = Batching()
+
+
+class ModelFile(_Table, kw_only=True):
+    """model.toml, as written."""
+
+    task: Task
+    backend: Literal["onnx", "torch"]
+    file: str = ""
+    builder: str = ""  #: torch: "torchvision:resnet18", with `file` naming safetensors weights
+    sha256: str = ""
+    license: str = ""
+    source: str = ""
+    labels: str = ""
+    input: Input | None = None
+    output: Output
+    batching: Batching = Batching()
+    run: Run = Run()
+    golden: Golden = Golden()
+    parts: dict[str, Part] = {}
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """One loadable network: the model itself, or a part of a pipeline. `key` is the engine's name of it."""
+
+    key: str
+    file: Path
+    input: Input
+    batching: Batching
+    sha256: str
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked model: its file's content plus what was read beside it."""
+
+    name: str
+    directory: Path
+    toml: ModelFile
+    version: str  #: "sha256:" and 12 hex digits of model.toml, weights and labels
+    labels: tuple[str, ...]
+    networks: dict[str, Network]  #: "" -> the model, or part name -> network
+
+    def label(self, class_id: int) -> str:
+        i = class_id - self.toml.output.first_class
+        return self.labels[i] if 0 <= i < len(self.labels) else str(class_id)
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*?)`)?$", re.S)
+_UNKNOWN = re.compile(r"unknown field `(.+?)`")
+_MISSING = re.compile(r"missing required field `(.+?)`")
+
+
+def names(root: Path) -> list[str]:
+    """The models of a repository: every folder with a model.toml."""
+    return sorted(p.parent.name for p in root.glob("*/model.toml"))
+
+
+def read(directory: Path) -> ModelSpec:
+    """Read and check `directory`/model.toml and the files that it names. Raises ModelProblem."""
+    path = directory / "model.toml"
+    name = directory.name
+    if not _NAME.match(name):
+        raise ModelProblem(str(directory), "name", "a folder name of letters, digits, '_', '-' and '.', at most 64", f"{name!r} is not usable")
+    try:
+        raw = path.read_bytes()
+    except OSError as e:
+        raise ModelProblem(str(path), "file", "a readable model.toml", e.strerror or str(e)) from e
+    toml = _parse(path, raw)
+    where = str(path)
+
+    if toml.output.decoder not in DECODERS:
+        raise ModelProblem(where, "output.decoder", "one of " + ", ".join(sorted(DECODERS)), f"{toml.output.decoder!r} is unknown")
+    if DECODERS[toml.output.decoder] != toml.task:
+        raise ModelProblem(where, "output.decoder", f"a decoder of task {toml.task!r}", f"{toml.output.decoder!r} answers {DECODERS[toml.output.decoder]!r}")
+    if (toml.output.decoder == "yolov2") != bool(toml.output.anchors):
+        raise ModelProblem(where, "output.anchors", "anchors [[width, height], …] in cells for decoder yolov2, and for no other")
+    networks = _networks(where, directory, name, toml)
+    labels = _labels(directory, where, toml)
+    digest = hashlib.sha256(raw)
+    for network in networks.values():
+        content = _sha256(network.file)
+        if network.sha256 and content != network.sha256.lower():
+            key = "sha256" if "/" not in network.key else f"parts.{network.key.split('/')[1]}.sha256"
+            raise ModelProblem(str(network.file), key, network.sha256, f"the file has {content}: it is damaged or another version")
+        digest.update(content.encode())
+    digest.update("\n".join(labels).encode())
+    for extra in ("golden.npz",):
+        if (directory / extra).is_file():
+            digest.update(_sha256(directory / extra).encode())
+    return ModelSpec(name=name, directory=directory, toml=toml, version=f"sha256:{digest.hexdigest()[:12]}", labels=labels, networks=networks)
+
+
+def _parse(path: Path, raw: bytes) -> ModelFile:
+    try:
+        return msgspec.toml.decode(raw, type=ModelFile)
+    except msgspec.ValidationError as e:
+        match = _AT.match(str(e))
+        what, at = (match["what"], match["path"] or "") if match else (str(e), "")
+        for pattern, expected in ((_UNKNOWN, "no such key (see docs/models.md for the keys)"), (_MISSING, "this key")):
+            if found := pattern.search(what):
+                key = ".".join(x for x in (at, found[1]) if x)
+                raise ModelProblem(str(path), key, expected, "unknown key" if pattern is _UNKNOWN else "missing") from e
+        expected = what.removeprefix("Expected ").split(", got")[0]
+        raise ModelProblem(str(path), at or "(file)", expected, what) from e
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as e:
+        raise ModelProblem(str(path), "(syntax)", "valid TOML in UTF-8", str(e)) from e
+
+
+def _inside(directory: Path, where: str, key: str, file: str, expected: str) -> Path:
+    """`file` as a path below the model's folder that exists."""
+    if not file:
+        raise ModelProblem(where, key, expected, "missing")
+    path = (directory / file).resolve()
+    if not path.is_relative_to(directory.resolve()):
+        raise ModelProblem(where, key, "a path inside the model's folder", f"{file!r} leaves it")
+    if not path.is_file():
+        hint = "; the shipped models are fetched by `make models`" if not any(directory.glob("*.onnx")) else ""
+        raise ModelProblem(str(directory / file), key, expected, f"there is no such file{hint}")
+    return path
+
+
+def _networks(where: str, directory: Path, name: str, toml: ModelFile) -> dict[str, Network]:
+    suffixes = (".onnx",) if toml.backend == "onnx" else (".safetensors",) if toml.builder else (".pt2",)
+    kinds = " or ".join(suffixes) + " file" + (" (never a pickle)" if toml.backend == "torch" else "")
+    if toml.builder and (toml.backend != "torch" or not toml.builder.startswith("torchvision:")):
+        raise ModelProblem(where, "builder", 'backend "torch" and "torchvision:NAME"', f"{toml.builder!r} cannot be built")
+
+    def network(key: str, prefix: str, part: Any) -> Network:
+        if part.input is None:
+            raise ModelProblem(where, f"{prefix}input", "a table [input] with size = [width, height]", "missing")
+        _check_input(where, prefix, part.input)
+        if not 1 <= part.batching.max <= 1024:
+            raise ModelProblem(where, f"{prefix}batching.max", "1 to 1024", str(part.batching.max))
+        path = _inside(directory, where, f"{prefix}file", part.file, f"a {kinds}")
+        if path.suffix not in suffixes:
+            raise ModelProblem(where, f"{prefix}file", f"a {kinds}", f"{part.file!r} is none")
+        return Network(key=key, file=path, input=part.input, batching=part.batching, sha256=part.sha256)
+
+    if toml.parts:
+        if toml.file or toml.input:
+            raise ModelProblem(where, "parts", "either [parts.NAME] tables or `file` and [input], not both")
+        return {part: network(f"{name}/{part}", f"parts.{part}.", table) for part, table in toml.parts.items()}
+    return {"": network(name, "", toml)}
+
+
+def _check_input(where: str, prefix: str, value: Input) -> None:
+    if not all(1 <= n <= 8192 for n in value.size):
+        raise ModelProblem(where, f"{prefix}input.size", "[width, height], each 1 to 8192", str(list(value.size)))
+    if any(s == 0 for s in value.std):
+        raise ModelProblem(where, f"{prefix}input.std", "three numbers that are not 0", str(list(value.std)))
+    if not all(0 <= c <= 255 for c in value.background):
+        raise ModelProblem(where, f"{prefix}input.background", "[red, green, blue], each 0 to 255", str(list(value.background)))
+    if not 0.1 <= value.crop <= 1.0:
+        raise ModelProblem(where, f"{prefix}input.crop", "a share from 0.1 to 1.0", str(value.crop))
+
+
+def _labels(directory: Path, where: str, toml: ModelFile) -> tuple[str, ...]:
+    if not toml.labels:
+        return ()
+    path = _inside(directory, where, "labels", toml.labels, "a text file, one label a line")
+    try:
+        return tuple(line.strip() for line in path.read_text("utf-8").splitlines() if line.strip())
+    except UnicodeDecodeError as e:
+        raise ModelProblem(str(path), "labels", "UTF-8 text, one label a line", str(e)) from e
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
