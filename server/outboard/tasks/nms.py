@@ -1,0 +1,58 @@
+"""Non-maximum suppression: of boxes that show the same thing, the one with the best score stays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+#: Only this many best-scored boxes are compared; a detector that sends more above its threshold is answered from these.
+#: It bounds the time of a hostile picture (or a threshold of 0).
+CANDIDATES = 3000
+
+#: Boxes compared at once: the comparison table stays in the processor's cache.
+_BLOCK = 128
+
+
+def nms(boxes: np.ndarray, scores: np.ndarray, class_ids: np.ndarray | None, iou: float, *, candidates: int = CANDIDATES) -> np.ndarray:
+    """Indices (intp, best score first) of the boxes that stay, as torchvision's `nms` and `batched_nms` choose them.
+
+    `boxes` float [k, 4] x1, y1, x2, y2; `scores` float [k]; with `class_ids` int [k] only boxes of the same class suppress each
+    other. A box goes when its intersection over union with a better one that stays is above `iou`. Equal scores: the lower
+    index first. Boxes with NaN or infinite numbers never stay; boxes without area stay and suppress nothing.
+    """
+    boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
+    scores = np.asarray(scores, np.float32).reshape(-1)
+    usable = np.flatnonzero(np.isfinite(scores) & np.isfinite(boxes).all(axis=1))
+    order = usable[np.argsort(-scores[usable], kind="stable")[:candidates]]
+    if order.size < 2:
+        return order
+
+    # Corners as rows: the comparisons below then run over contiguous memory. float64: areas of huge boxes stay finite.
+    corners = np.ascontiguousarray(boxes[order].T, np.float64)
+    areas = np.maximum(corners[2] - corners[0], 0) * np.maximum(corners[3] - corners[1], 0)
+    classes = None if class_ids is None else np.asarray(class_ids).reshape(-1)[order]
+
+    def suppresses(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """bool [len(a), len(b)]: whether box a, staying, removes box b."""
+        left, top = np.maximum(corners[:2, a, None], corners[:2, None, b])
+        right, bottom = np.minimum(corners[2:, a, None], corners[2:, None, b])
+        inter = np.maximum(right - left, 0) * np.maximum(bottom - top, 0)
+        # inter / union > iou without the division, which is 0 / 0 for boxes without area.
+        out = inter > iou * (areas[a, None] + areas[None, b] - inter)
+        if classes is not None:
+            out &= classes[a, None] == classes[None, b]
+        return out
+
+    kept: list[np.ndarray] = []
+    rest = np.arange(order.size)
+    while rest.size:
+        block, rest = rest[:_BLOCK], rest[_BLOCK:]
+        table = suppresses(block, block)
+        alive = np.ones(block.size, bool)
+        for i in range(block.size):
+            if alive[i]:
+                alive[i + 1 :] &= ~table[i, i + 1 :]
+        stay = block[alive]
+        kept.append(stay)
+        if rest.size:
+            rest = rest[~suppresses(stay, rest).any(axis=0)]
+    return order[np.concatenate(kept)]
