@@ -1,63 +1,19 @@
 """Shared memory that one side owns and writes, and the other maps read-only.
 
 A slab is a memfd: it has no name, so nothing is left behind after kill -9, and it does not live in a container's 64 MiB
-/dev/shm. Pages are only backed once touched, and the allocator always gives the lowest free place, so the memory really used
-follows the peak of what was in flight, not the slab's size.
+/dev/shm. Pages are only backed once touched.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from bisect import bisect_left, insort
 
 import numpy as np
 
-PAGE = 4096
+from outboard.core.memory import Allocator, OutOfSlab
 
-
-class OutOfSlab(MemoryError):
-    """No free stretch of this size."""
-
-
-class Allocator:
-    """First-fit allocation of byte ranges in [0, size), aligned to `align`; adjacent free ranges are merged.
-
-    `used` is the sum of the allocated (rounded) lengths: it returns to 0 when everything was freed.
-    """
-
-    def __init__(self, size: int, align: int = PAGE):
-        self.size = size // align * align
-        self.align = align
-        self.used = 0
-        self._free: list[tuple[int, int]] = [(0, self.size)]  # (offset, length), sorted
-        self._held: dict[int, int] = {}
-
-    def alloc(self, nbytes: int) -> int:
-        """The offset of a free stretch of `nbytes`. Raises OutOfSlab."""
-        assert nbytes > 0, nbytes
-        need = -(-nbytes // self.align) * self.align
-        for i, (offset, length) in enumerate(self._free):
-            if length >= need:
-                if length == need:
-                    del self._free[i]
-                else:
-                    self._free[i] = (offset + need, length - need)
-                self._held[offset] = need
-                self.used += need
-                return offset
-        raise OutOfSlab(f"{nbytes} bytes wanted, {self.size - self.used} free of {self.size}")
-
-    def free(self, offset: int) -> None:
-        length = self._held.pop(offset)
-        self.used -= length
-        i = bisect_left(self._free, (offset, 0))
-        if i < len(self._free) and self._free[i][0] == offset + length:
-            length += self._free.pop(i)[1]
-        if i > 0 and sum(self._free[i - 1]) == offset:
-            before = self._free.pop(i - 1)
-            offset, length = before[0], before[1] + length
-        insort(self._free, (offset, length))
+__all__ = ["Allocator", "OutOfSlab", "Slab", "attach", "view"]
 
 
 class Slab:

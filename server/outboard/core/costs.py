@@ -1,0 +1,57 @@
+"""What a batch costs, and the batch size that follows: measured at start, corrected as work flows."""
+
+from __future__ import annotations
+
+#: The knee is the smallest batch whose throughput is within this share of the best (design rule 4).
+KNEE_TOLERANCE = 0.05
+#: Weight of a new observation. 1/16: some twenty batches until a changed cost is believed.
+LEARNING = 1 / 16
+#: An observation counts at most this many times more (or less) than what was expected, so one page fault is not a trend.
+OUTLIER = 3.0
+
+
+class Costs:
+    """Seconds a batch takes against its rows, for one network on one device.
+
+    Between measured sizes the cost is linear, beyond the largest it grows like its last segment (at least proportionally to
+    the smallest measured cost a row).
+    """
+
+    def __init__(self, measured: list[tuple[int, float]]):
+        assert measured, "a cost model needs at least one measurement"
+        self._rows = sorted({rows for rows, _ in measured})
+        cost = dict(measured)
+        self._seconds = [cost[rows] for rows in self._rows]
+
+    def expected(self, rows: int) -> float:
+        """Seconds for a batch of `rows`."""
+        r, s = self._rows, self._seconds
+        if rows <= r[0]:
+            return s[0]
+        for i in range(1, len(r)):
+            if rows <= r[i]:
+                return s[i - 1] + (s[i] - s[i - 1]) * (rows - r[i - 1]) / (r[i] - r[i - 1])
+        return s[-1] * rows / r[-1]
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Correct the sizes around `rows` by what a batch really took."""
+        before = self.expected(rows)
+        if before <= 0:
+            return
+        ratio = min(max(seconds / before, 1 / OUTLIER), OUTLIER)
+        r = self._rows
+        above = next((i for i, n in enumerate(r) if n >= rows), len(r) - 1)
+        near = {above} if r[above] == rows or above == 0 or rows > r[-1] else {above - 1, above}
+        for i in near:
+            self._seconds[i] *= 1 + LEARNING * (ratio - 1)
+
+    def knee(self, most: int) -> int:
+        """The smallest measured batch, at most `most`, within 5 % of the best throughput."""
+        sizes = [(n, n / s) for n, s in zip(self._rows, self._seconds, strict=True) if n <= most and s > 0]
+        if not sizes:
+            return 1
+        best = max(rate for _, rate in sizes)
+        return next(n for n, rate in sizes if rate >= best * (1 - KNEE_TOLERANCE))
+
+    def table(self) -> list[tuple[int, float]]:
+        return list(zip(self._rows, self._seconds, strict=True))

@@ -1,0 +1,880 @@
+"""The engine: every decision about frames, batches, devices and memory.
+
+Rules of this file. Everything that the server remembers about work in flight lives here, and nothing here reads a clock, a
+socket, a thread or a tensor: events come in as method calls with the time `now` in seconds, decisions leave as `commands`.
+The same code runs in the server, in the simulation tests and under `outboard plan`.
+
+Theory of operation. A frame is *admitted* when it can be done in time; it waits for a decode thread and for memory (`Fill`);
+its rows then wait in the `ReadyQueue` of their network and shape. A device with a free slot takes rows at once: up to its cap
+(the knee of the measured costs, bounded by the model's maximum, by what memory taught and by the earliest deadline). While the
+device is busy rows accumulate, so batches grow with load and nobody waits for company. `RowDone` and `Refuse` are the two ends
+of a frame; each frame has exactly one of them (with `last` set for the former).
+
+Devices. A device's worker belongs to a *generation*; whatever an older generation still says is ignored. A worker is started,
+says hello (warming), loads every network, and a network is *ready* there once its golden answer agrees with the CPU's. Rows
+go to the lowest rank on which their network is ready: accelerators first, the CPU when there is none. When a batch is overdue
+its device is *suspect*: its rows are queued again and the first answer wins. When a device is lost its batches' rows are
+queued again, the worker is killed and nobody waits for it.
+
+Memory. A frame's rows are slab bytes from `Fill` until the frame is finished *and* no process that may still read them lives:
+batches of a lost generation hold them until `worker_gone`.
+
+Poison. Only an unexplained death of a worker makes suspects of the frames it held. They run one row at a time in the isolation
+worker; the one that kills it is refused and its digest remembered; the others get their answers.
+
+Warning. A frame may be finished while rows of it are still queued, running or being filled (its client left, its deadline came).
+Every path that touches a frame later must look at `finished` first, and memory is released in `_release` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from outboard.core import commands as c
+from outboard.core.costs import Costs
+from outboard.core.failback import FailbackPolicy, LossHistory
+from outboard.core.memory import Allocator, OutOfSlab
+from outboard.core.ready import ReadyQueue
+from outboard.core.state import LIVE, Batch, Device, Frame, Network, OnDevice
+from outboard.core.timers import Timers
+
+ISOLATION = "isolation"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Bounds and times in bytes and seconds."""
+
+    slab_bytes: int
+    fill_slots: int = 2  #: decode threads
+    overdue_factor: float = 3.0  #: a batch is overdue after `overdue_factor` x its expected time + `overdue_grace`
+    overdue_grace: float = 0.2
+    silence: float = 3.0  #: a suspect device that stays silent this long is lost
+    cpu_hang: float = 30.0  #: the CPU has nobody to hand over to: its worker is replaced after this much more patience
+    start_limit: float = 60.0  #: from start to hello
+    load_limit: float = 600.0  #: from hello until the first network is ready; compiling counts
+    ping_every: float = 1.0
+    isolation_idle: float = 20.0  #: the disposable worker is ended after this time without suspects
+    poison_memory: float = 600.0  #: a poison frame's digest is refused at once for this long
+    poison_kept: int = 1024
+    failback: FailbackPolicy = field(default_factory=FailbackPolicy)
+
+
+class Engine:
+    """See the head of this file. Every public method appends to `commands`; the driver takes them with `take()`."""
+
+    def __init__(self, config: EngineConfig, seed: int = 0):
+        self.config = config
+        self.memory = Allocator(config.slab_bytes)
+        self.networks: dict[str, Network] = {}
+        self.devices: dict[str, Device] = {}
+        self.frames: dict[int, Frame] = {}
+        self.poison: dict[bytes, float] = {}  # digest -> until
+        self.commands: list[c.Command] = []
+        self._rng = random.Random(seed)
+        self._queues: dict[tuple[str, tuple[int, int, int]], ReadyQueue] = {}
+        self._to_fill: list[tuple[float, int, Frame]] = []  # heap of (deadline, seq, frame)
+        self._filling = 0
+        self._fill_backlog = 0.0  # expected decode seconds not yet begun
+        self._unfilled: dict[str, int] = {}  # network -> rows admitted and not yet ready
+        self._suspects: deque[tuple[Frame, int]] = deque()
+        self._timers = Timers()
+        self._batches = 0
+        self._seq = 0
+        self._pings = 0
+
+    # ---------------------------------------------------------------- the driver's side
+
+    def take(self) -> list[c.Command]:
+        """The commands since the last call, in order."""
+        out, self.commands = self.commands, []
+        return out
+
+    def next_timer(self) -> float | None:
+        """When `tick` wants to be called next, or None."""
+        return self._timers.next()
+
+    def tick(self, now: float) -> None:
+        """Act on every timer that has come due."""
+        while (key := self._timers.due(now)) is not None:
+            kind, *args = key  # type: ignore[misc]
+            getattr(self, f"_on_{kind}")(now, *args)
+        self._pump(now)
+
+    # ---------------------------------------------------------------- networks
+
+    def add_network(self, now: float, network: Network) -> None:
+        """Load it on every device that lives; frames may be admitted for it from now on."""
+        assert network.id not in self.networks, network.id
+        self.networks[network.id] = network
+        self._unfilled[network.id] = 0
+        for device in self.devices.values():
+            if device.up and self._wants(device, network):
+                self._load(device, network.id)
+
+    def retire_network(self, now: float, network: str) -> None:
+        """Admit no more frames for it; unload it everywhere once its last frame is finished."""
+        self.networks[network].current = False
+        self._drop_if_drained(network)
+
+    def _drop_if_drained(self, network: str) -> None:
+        entry = self.networks.get(network)
+        if entry is None or entry.current or entry.frames:
+            return
+        del self.networks[network]
+        del self._unfilled[network]
+        for key in [k for k in self._queues if k[0] == network]:
+            del self._queues[key]
+        for device in self.devices.values():
+            if device.networks.pop(network, None) and device.up:
+                self.commands.append(c.Unload(device.id, device.generation, network))
+        self.commands.append(c.Retired(network))
+
+    @staticmethod
+    def _wants(device: Device, network: Network) -> bool:
+        """Whether the device loads this network: the standing-by CPU may leave it out ("none"), isolation loads on demand."""
+        return device.kind != ISOLATION and (device.kind != "cpu" or network.standby != "none")
+
+    def ready_on(self, network: str) -> list[str]:
+        """Ids of the devices on which the network can run now, in the order in which they are preferred."""
+        return [d.id for d in self._by_rank() if self._ready(d, network) and d.kind != ISOLATION]
+
+    # ---------------------------------------------------------------- frames
+
+    def admit(
+        self,
+        now: float,
+        frame: int,
+        network: str,
+        *,
+        shape: tuple[int, int, int],
+        deadline: float,
+        rows: int = 1,
+        fill_cost: float = 0.0,
+        digest: bytes = b"",
+    ) -> None:
+        """Take a frame in, or refuse it before any work is spent on it.
+
+        `shape` is (height, width, channels) of one uint8 row; `deadline` absolute; `fill_cost` the expected seconds of a
+        decode thread; `digest` names the submitted bytes.
+        """
+        assert frame not in self.frames, frame
+        entry = self.networks[network]
+        if (until := self.poison.get(digest)) is not None and digest:
+            if now < until:
+                self._refuse_new(frame, "poison_frame", "this input killed the worker that ran it a short while ago; it is not run again", until - now)
+                return
+            del self.poison[digest]
+        h, w, ch = shape
+        self._seq += 1
+        f = Frame(
+            id=frame,
+            network=network,
+            shape=shape,
+            rows=rows,
+            row_bytes=h * w * ch,
+            arrived=now,
+            deadline=deadline,
+            seq=self._seq,
+            fill_cost=fill_cost,
+            digest=digest,
+            waiting=set(range(rows)),
+        )
+        if rows * f.row_bytes > self.memory.size:
+            need = f"{rows * f.row_bytes} bytes of frame memory are needed, the server has {self.memory.size} in all"
+            self._refuse_new(frame, "memory_full", need + "; raise [limits] frame_memory", None)
+            return
+        if not self._may_ever_run(network):
+            why = "; ".join(f"{d.id}: {d.networks[network].why or d.state}" for d in self.devices.values() if network in d.networks) or "no device is up"
+            self._refuse_new(frame, "model_not_ready", f"no device can run the model now ({why})", 1.0)
+            return
+        wait = self.estimate(network, rows, fill_cost)
+        if now + wait > deadline:
+            late = now + wait - deadline
+            detail = f"the work before it takes about {wait * 1e3:.0f} ms, its deadline is in {(deadline - now) * 1e3:.0f} ms; send less, or allow more time"
+            self._refuse_new(frame, "overloaded", detail, max(late, 0.1))
+            return
+        self.frames[frame] = f
+        entry.frames += 1
+        self._unfilled[network] += rows
+        self._fill_backlog += fill_cost
+        heappush(self._to_fill, (deadline, f.seq, f))
+        self._timers.set(("deadline", frame), deadline)
+        self._pump(now)
+
+    def filled(self, now: float, frame: int) -> None:
+        """The frame's rows lie in the slab."""
+        f = self.frames[frame]
+        self._filling -= 1
+        f.filling, f.filled = False, True
+        self._unfilled[f.network] -= f.rows
+        if f.finished:
+            self._release(f)
+        else:
+            for row in range(f.rows):
+                self._queue(f).push(f, row)
+        self._pump(now)
+
+    def fill_failed(self, now: float, frame: int, slug: str, detail: str) -> None:
+        """Its image cannot be decoded."""
+        f = self.frames[frame]
+        self._filling -= 1
+        f.filling = False
+        self._unfilled[f.network] -= f.rows
+        if f.finished:
+            self._release(f)
+        else:
+            self._refuse(now, f, slug, detail)
+        self._pump(now)
+
+    def leave(self, now: float, frame: int) -> None:
+        """The client is gone: whatever was not started is dropped, what runs is discarded when it ends."""
+        f = self.frames.get(frame)
+        if f is not None and not f.finished:
+            self._refuse(now, f, "client_left", "the client closed the connection")
+            self._pump(now)
+
+    def estimate(self, network: str, rows: int, fill_cost: float = 0.0) -> float:
+        """Expected seconds until a frame that arrives now is answered: the decode and device work before it, then its own."""
+        decode = (self._fill_backlog + fill_cost) / self.config.fill_slots
+        own = self._home(network)
+        if not own:
+            return decode  # nothing is known yet: admitted, and bounded by its deadline
+        work = self._work(own, network, rows)
+        for other, waiting in self._waiting_rows():
+            if waiting and (home := self._home(other)) and home[0] is own[0]:
+                work += self._work(home, other, waiting)
+        return decode + work / len(own)
+
+    def _work(self, devices: list[Device], network: str, rows: int) -> float:
+        """Seconds that the first of `devices` needs for `rows` rows in batches of its cap."""
+        device = devices[0]
+        entry = device.networks[network]
+        if entry.costs is None:
+            return 0.0
+        cap = min(self._cap(device, network), rows)
+        return entry.costs.expected(cap) * rows / cap / (device.slots if device.parallel and rows > cap else 1)
+
+    def _waiting_rows(self) -> Iterable[tuple[str, int]]:
+        for network, unfilled in self._unfilled.items():
+            yield network, unfilled
+        for queue in self._queues.values():
+            yield queue.network, len(queue)
+
+    def _may_ever_run(self, network: str) -> bool:
+        """Some device has it ready or may have it soon."""
+        return any(
+            d.networks[network].state != "failed" if network in d.networks else d.state in ("starting", "lost", "warming") and self._wants(d, self.networks[network])
+            for d in self.devices.values()
+            if d.kind != ISOLATION and d.state not in ("off", "ejected", "quarantined")
+        )
+
+    # ---------------------------------------------------------------- the end of a frame
+
+    def _refuse_new(self, frame: int, slug: str, detail: str, retry_after: float | None) -> None:
+        self.commands.append(c.Refuse(frame, slug, detail, retry_after))
+
+    def _refuse(self, now: float, f: Frame, slug: str, detail: str, retry_after: float | None = None) -> None:
+        self.commands.append(c.Refuse(f.id, slug, detail, retry_after))
+        self._finish(f)
+
+    def _finish(self, f: Frame) -> None:
+        assert not f.finished, f"frame {f.id} ended twice"
+        f.finished = True
+        self._timers.cancel(("deadline", f.id))
+        for row in list(f.queued):
+            self._queue(f).withdraw(f, row)
+        if not f.filled and not f.filling and f.offset < 0:
+            self._unfilled[f.network] -= f.rows
+            self._fill_backlog = max(0.0, self._fill_backlog - f.fill_cost)
+        f.waiting.clear()
+        self._release(f)
+
+    def _release(self, f: Frame) -> None:
+        """Give the frame's memory back once nobody can read or write it any more."""
+        if not f.finished or f.filling or f.batches:
+            return
+        if f.offset >= 0:
+            self.memory.free(f.offset)
+            f.offset = -1
+        del self.frames[f.id]
+        entry = self.networks[f.network]
+        entry.frames -= 1
+        self._drop_if_drained(f.network)
+
+    def _queue(self, f: Frame) -> ReadyQueue:
+        key = (f.network, f.shape)
+        queue = self._queues.get(key)
+        if queue is None:
+            # Pipelines send rows of many widths: queues that are empty and not in use now make room.
+            if len(self._queues) > 256:
+                for stale in [k for k, q in self._queues.items() if not len(q)]:
+                    del self._queues[stale]
+            queue = self._queues[key] = ReadyQueue(*key)
+        return queue
+
+    def _on_deadline(self, now: float, frame: int) -> None:
+        f = self.frames.get(frame)
+        if f is None or f.finished:
+            return
+        at = "running" if f.batches else "waiting for a device" if f.filled else "waiting to be decoded"
+        self._refuse(now, f, "deadline_missed", f"not answered {(now - f.arrived) * 1e3:.0f} ms after its arrival; it was {at}")
+
+    # ---------------------------------------------------------------- filling and dispatching
+
+    def _pump(self, now: float) -> None:
+        self._fill(now)
+        for device in self._by_rank():
+            while device.state in LIVE and device.free_slots() > 0 and self._dispatch_one(now, device):
+                pass
+        if self._suspects:
+            self._isolate(now)
+
+    def _fill(self, now: float) -> None:
+        """Start decoding, earliest deadline first, as far as threads, memory and the devices' appetite go."""
+        held_back: list[tuple[float, int, Frame]] = []
+        while self._to_fill and self._filling < self.config.fill_slots:
+            entry = heappop(self._to_fill)
+            f = entry[2]
+            if f.finished:
+                continue
+            if self._ready_rows(f.network) >= self._appetite(f.network):
+                held_back.append(entry)  # decoded rows only take memory while the device is busy
+                if len(held_back) > 64:
+                    break
+                continue
+            try:
+                f.offset = self.memory.alloc(f.rows * f.row_bytes)
+            except OutOfSlab:
+                held_back.append(entry)
+                break  # whoever is first gets the next free memory: nobody small may starve it
+            f.filling = True
+            self._filling += 1
+            self._fill_backlog = max(0.0, self._fill_backlog - f.fill_cost)
+            self.commands.append(c.Fill(f.id, f.offset))
+        for entry in held_back:
+            heappush(self._to_fill, entry)
+
+    def _ready_rows(self, network: str) -> int:
+        return sum(len(q) for q in self._queues.values() if q.network == network)
+
+    def _appetite(self, network: str) -> int:
+        """Decoded rows worth holding for a network: two rounds of every slot that may take them."""
+        home = self._home(network)
+        return max(4, sum(2 * d.slots * self._cap(d, network) for d in home))
+
+    def _dispatch_one(self, now: float, device: Device) -> bool:
+        queue = self._pick(now, device)
+        if queue is None:
+            return False
+        entry = device.networks[queue.network]
+        cap = self._cap(device, queue.network)
+        share = -(-len(queue) // device.free_slots()) if device.parallel else len(queue)
+        most = min(cap, share)
+        head = queue.head()
+        assert head is not None and entry.costs is not None
+        while most > 1 and now + entry.costs.expected(most) > head.deadline:
+            most //= 2
+        self._dispatch(now, device, queue.network, queue.shape, queue.take(most))
+        return True
+
+    def _pick(self, now: float, device: Device) -> ReadyQueue | None:
+        """Of the queues that this device may serve, the one whose head has the earliest deadline."""
+        best: ReadyQueue | None = None
+        best_deadline = 0.0
+        for queue in self._queues.values():
+            if not len(queue) or not self._ready(device, queue.network) or device not in self._home(queue.network):
+                continue
+            head = queue.head()
+            assert head is not None
+            delay = self.networks[queue.network].max_delay
+            if delay and not device.running and len(queue) < self._cap(device, queue.network) and now < head.arrived + delay:
+                self._timers.set(("delay", queue.network), head.arrived + delay)
+                continue
+            if best is None or head.deadline < best_deadline:
+                best, best_deadline = queue, head.deadline
+        return best
+
+    def _on_delay(self, now: float, network: str) -> None:
+        """Rows have waited long enough for company; `tick` pumps."""
+
+    def _dispatch(self, now: float, device: Device, network: str, shape: tuple[int, int, int], rows: list[tuple[Frame, int]]) -> None:
+        assert rows and self._ready(device, network) and device.free_slots() > 0, (device.id, device.state, network)
+        assert len(rows) <= self._cap(device, network), (len(rows), self._cap(device, network))
+        self._batches += 1
+        costs = device.networks[network].costs
+        expected = costs.expected(len(rows)) if costs else 0.0
+        # A pipeline's batch waits for those before it.
+        ahead = 0.0 if device.parallel else max((b.sent + b.expected - now for b in device.running.values()), default=0.0)
+        batch = Batch(self._batches, device.id, device.generation, network, rows, now, expected + max(ahead, 0.0))
+        device.running[batch.id] = batch
+        for f, _ in rows:
+            f.batches += 1
+        limit = self.config.overdue_factor * batch.expected + self.config.overdue_grace
+        if device.kind == "cpu":
+            limit = 10 * batch.expected + self.config.cpu_hang
+        elif device.kind == ISOLATION:
+            limit = 20 * batch.expected + self.config.cpu_hang
+        self._timers.set(("overdue", batch.id, device.id), now + limit)
+        offsets = [f.offset + row * f.row_bytes for f, row in rows]
+        self.commands.append(c.Dispatch(device.id, device.generation, batch.id, network, shape, offsets))
+
+    def _cap(self, device: Device, network: str) -> int:
+        """Rows of one batch: the knee, bounded by the model, by a frozen batch axis and by what memory taught."""
+        entry = device.networks[network]
+        most = self.networks[network].max_rows
+        if entry.cap:
+            most = min(most, entry.cap)
+        if device.kind == ISOLATION or entry.costs is None:
+            return 1
+        if entry.fixed_rows > 1:
+            return min(most, entry.fixed_rows)  # padding costs the same however few rows there are
+        return entry.costs.knee(most)
+
+    # ---------------------------------------------------------------- placement
+
+    def _by_rank(self) -> list[Device]:
+        return sorted((d for d in self.devices.values() if d.kind != ISOLATION), key=lambda d: d.rank)
+
+    @staticmethod
+    def _ready(device: Device, network: str) -> bool:
+        entry = device.networks.get(network)
+        return entry is not None and entry.state == "ready" and device.state in LIVE
+
+    def _home(self, network: str) -> list[Device]:
+        """The devices that serve a network now: every accelerator on which it is ready, else the CPU."""
+        ready = [d for d in self._by_rank() if self._ready(d, network)]
+        accelerators = [d for d in ready if d.kind != "cpu"]
+        return accelerators or ready
+
+    def degraded(self) -> bool:
+        """An accelerator that the user asked for does not serve now."""
+        return any(d.kind in ("gpu", "sim") and d.state not in ("serving", "off") for d in self.devices.values())
+
+    # ---------------------------------------------------------------- batches
+
+    def batch_done(self, now: float, device: str, generation: int, batch: int, seconds: float) -> None:
+        """The batch's answers lie in the worker's answer region. `seconds` is the worker's own measurement."""
+        d, b = self._batch_ended(now, device, generation, batch)
+        if b is None or d is None:
+            return
+        entry = d.networks.get(b.network)
+        if entry is not None and entry.costs is not None:
+            entry.costs.observe(len(b.rows), seconds)
+        degraded = d.kind in ("cpu", ISOLATION) and self.degraded()
+        for index, (f, row) in enumerate(b.rows):
+            if not f.finished and row in f.waiting:
+                f.waiting.discard(row)
+                if row in f.queued:
+                    self._queue(f).withdraw(f, row)
+                last = not f.waiting
+                self.commands.append(c.RowDone(f.id, row, index, d.id, degraded, last))
+                if last:
+                    self._finish(f)
+        self._release_rows(b)
+        if d.state == "suspect" and not any(x.overdue for x in d.running.values()):
+            self._settle(now, d)  # it was slow, not dead
+        self._pump(now)
+
+    def batch_failed(self, now: float, device: str, generation: int, batch: int, kind: str, message: str) -> None:
+        """The worker could not run the batch. `kind`: input, oom, sticky, unknown (devices/protocol.py)."""
+        d, b = self._batch_ended(now, device, generation, batch)
+        if b is None or d is None:
+            return
+        rows = [(f, row) for f, row in b.rows if not f.finished and row in f.waiting]
+        if kind == "sticky" and d.kind not in ("cpu", ISOLATION):
+            self._requeue(rows)
+            self._release_rows(b)
+            self.device_lost(now, device, generation, f"its context is lost: {message}", explained=True)
+            return
+        if kind == "oom" and len(b.rows) > 1:
+            entry = d.networks[b.network]
+            entry.cap = max(1, len(b.rows) // 2)
+            self._requeue(rows)
+        elif len(b.rows) > 1:
+            # One bad row must not fail its neighbours: each runs alone, here, now.
+            self._run_singly(now, d, b, rows)
+        else:
+            slug = {"input": "bad_input", "oom": "memory_full"}.get(kind, "inference_failed")
+            for f, _ in rows:
+                self._refuse(now, f, slug, message, 1.0 if kind == "oom" else None)
+        self._release_rows(b)
+        self._pump(now)
+
+    def _run_singly(self, now: float, d: Device, b: Batch, rows: list[tuple[Frame, int]]) -> None:
+        for f, row in rows:
+            self._dispatch_over(now, d, b.network, f, row)
+
+    def _dispatch_over(self, now: float, d: Device, network: str, f: Frame, row: int) -> None:
+        """Dispatch one row beyond the device's slots: the worker queues it; it replaces a slot that its batch had."""
+        slots, d.slots = d.slots, max(d.slots, len(d.running) + 1)
+        self._dispatch(now, d, network, f.shape, [(f, row)])
+        d.slots = slots
+
+    def _batch_ended(self, now: float, device: str, generation: int, batch: int) -> tuple[Device | None, Batch | None]:
+        d = self.devices.get(device)
+        if d is None or d.generation != generation or batch not in d.running:
+            return None, None  # an older generation, or a batch that was taken back
+        d.heard = now
+        self._timers.cancel(("overdue", batch, device))
+        return d, d.running.pop(batch)
+
+    def _release_rows(self, b: Batch) -> None:
+        for f, _ in b.rows:
+            f.batches -= 1
+            if f.finished:
+                self._release(f)
+
+    def _requeue(self, rows: list[tuple[Frame, int]]) -> None:
+        for f, row in rows:
+            if not f.finished and row in f.waiting:
+                if f.suspect:
+                    self._suspects.append((f, row))
+                else:
+                    self._queue(f).push(f, row)
+
+    def _on_overdue(self, now: float, batch: int, device: str) -> None:
+        d = self.devices[device]
+        b = d.running.get(batch)
+        if b is None:
+            return
+        took = f"a batch of {len(b.rows)} rows expected in {b.expected * 1e3:.0f} ms has not come back after {(now - b.sent) * 1e3:.0f} ms"
+        if d.parallel:
+            self.device_lost(now, device, d.generation, took, explained=False)
+            return
+        b.overdue = True
+        self._requeue(b.rows)
+        if d.state != "suspect":
+            self._set_state(now, d, "suspect", took)
+            self._timers.set(("silence", device, d.generation), now + self.config.silence)
+
+    def _on_silence(self, now: float, device: str, generation: int) -> None:
+        d = self.devices[device]
+        if d.state == "suspect" and d.generation == generation:
+            self.device_lost(now, device, generation, f"silent for {self.config.silence:.1f} s: {d.why}", explained=True)
+
+    # ---------------------------------------------------------------- devices
+
+    def add_device(self, now: float, device: str, kind: str, slots: int, rank: int, *, present: bool = True, why: str = "") -> None:
+        """Make a device known; start its worker when it is present, else go on looking for it."""
+        history = LossHistory(self.config.failback, random.Random(self._rng.random()))
+        d = self.devices[device] = Device(device, kind, slots, rank, history, since=now)  # type: ignore[arg-type]
+        if present:
+            self._start(now, d)
+        else:
+            self._set_state(now, d, "lost", why or "not found")
+            self._timers.set(("retry", device), now + history.retry())
+
+    def _start(self, now: float, d: Device) -> None:
+        d.generation += 1
+        d.up = False
+        d.networks = {}
+        assert not d.running, d.running
+        self._set_state(now, d, "starting", "")
+        d.heard = now
+        self.commands.append(c.Start(d.id, d.generation))
+        self._timers.set(("start_limit", d.id, d.generation), now + self.config.start_limit)
+
+    def _on_start_limit(self, now: float, device: str, generation: int) -> None:
+        d = self.devices[device]
+        if d.generation == generation and d.state == "starting":
+            self.device_lost(now, device, generation, f"its worker did not come up within {self.config.start_limit:.0f} s", explained=True)
+
+    def hello(self, now: float, device: str, generation: int) -> None:
+        """The worker is up: load everything."""
+        d = self._current(now, device, generation)
+        if d is None:
+            return
+        d.up = True
+        self._set_state(now, d, "warming", "")
+        for network in self.networks.values():
+            if self._wants(d, network) or d.kind == ISOLATION and any(f.network == network.id for f, _ in self._suspects):
+                self._load(d, network.id)
+        self._timers.set(("ping", device, generation), now + self.config.ping_every)
+        if d.kind not in ("cpu", ISOLATION):
+            self._timers.set(("load_limit", device, generation), now + self.config.load_limit)
+        if not d.networks:
+            self._settle(now, d)
+
+    def _on_load_limit(self, now: float, device: str, generation: int) -> None:
+        d = self.devices[device]
+        if d.generation == generation and d.state == "warming" and not any(n.state == "ready" for n in d.networks.values()):
+            self.device_lost(now, device, generation, f"no model was ready within {self.config.load_limit:.0f} s", explained=True)
+
+    def _load(self, d: Device, network: str) -> None:
+        d.networks[network] = OnDevice()
+        self.commands.append(c.Load(d.id, d.generation, network))
+
+    def loaded(self, now: float, device: str, generation: int, network: str, costs: list[tuple[int, float]], fixed_rows: int = 0) -> None:
+        """The network runs there. On the CPU it is ready; elsewhere its golden answer is checked first."""
+        d = self._current(now, device, generation)
+        if d is None or network not in d.networks:
+            return
+        entry = d.networks[network]
+        entry.costs = Costs(costs)
+        entry.fixed_rows = fixed_rows
+        if d.parallel:
+            entry.state = "ready"
+            self._settle(now, d)
+            for other in self.devices.values():  # their golden answers may have waited for the CPU's
+                if not other.parallel and network in other.networks and other.networks[network].state == "checking":
+                    self.commands.append(c.CheckGolden(other.id, other.generation, network))
+        elif entry.state != "ready":
+            entry.state = "checking"
+            if self._reference(network):
+                self.commands.append(c.CheckGolden(device, generation, network))
+        self._pump(now)
+
+    def _reference(self, network: str) -> bool:
+        """The CPU's golden answer is there to compare with, or will never be."""
+        cpus = [d for d in self.devices.values() if d.kind == "cpu" and d.state != "off"]
+        return not any(d.networks[network].state == "loading" if network in d.networks else d.state in ("starting", "lost") for d in cpus)
+
+    def load_failed(self, now: float, device: str, generation: int, network: str, why: str) -> None:
+        d = self._current(now, device, generation)
+        if d is None or network not in d.networks:
+            return
+        d.networks[network].state = "failed"
+        d.networks[network].why = why
+        if d.kind == "cpu":
+            for other in self.devices.values():
+                if not other.parallel and network in other.networks and other.networks[network].state == "checking":
+                    self.commands.append(c.CheckGolden(other.id, other.generation, network))
+        for f in [f for f in self.frames.values() if f.network == network and not f.finished]:
+            if not self._may_ever_run(network):
+                self._refuse(now, f, "model_not_ready", f"no device can run the model: {why}")
+        self._settle(now, d)
+        self._pump(now)
+
+    def golden_checked(self, now: float, device: str, generation: int, network: str, ok: bool, why: str = "") -> None:
+        """Compared with the CPU's answer: only now may the device serve the network."""
+        d = self._current(now, device, generation)
+        if d is None or network not in d.networks:
+            return
+        if not ok:
+            self.device_lost(now, device, generation, f"it answers wrongly: {why}", explained=True, quarantine=True)
+            return
+        d.networks[network].state = "ready"
+        self._settle(now, d)
+        self._pump(now)
+
+    def heard(self, now: float, device: str, generation: int) -> None:
+        """Any message of the worker is a sign of life."""
+        self._current(now, device, generation)
+
+    def _on_ping(self, now: float, device: str, generation: int) -> None:
+        d = self.devices.get(device)
+        if d is None or d.generation != generation or not d.up:
+            return
+        silent = now - d.heard
+        if silent > self.config.silence + self.config.ping_every and d.state in ("serving", "warming", "suspect") and not d.parallel:
+            self.device_lost(now, device, generation, f"its worker has not answered a ping for {silent:.1f} s", explained=True)
+            return
+        if silent > self.config.cpu_hang + self.config.ping_every and d.parallel:
+            self.device_lost(now, device, generation, f"its worker has not answered a ping for {silent:.1f} s", explained=False)
+            return
+        self._pings += 1
+        self.commands.append(c.Ping(device, generation, self._pings))
+        self._timers.set(("ping", device, generation), now + self.config.ping_every)
+
+    def _current(self, now: float, device: str, generation: int) -> Device | None:
+        d = self.devices.get(device)
+        if d is None or d.generation != generation or d.state in ("lost", "quarantined", "ejected", "off"):
+            return None
+        d.heard = now
+        return d
+
+    def _settle(self, now: float, d: Device) -> None:
+        """The state that follows from what is loaded and from the other devices."""
+        if d.state in ("lost", "quarantined", "ejected", "off", "starting"):
+            return
+        states = [n.state for n in d.networks.values()]
+        if any(s in ("loading", "checking") for s in states) and "ready" not in states:
+            self._set_state(now, d, "warming", "")
+        elif d.kind == "cpu":
+            others = any(o.state == "serving" for o in self.devices.values() if o.kind in ("gpu", "sim"))
+            self._set_state(now, d, "standby" if others else "serving", "")
+        else:
+            self._set_state(now, d, "serving", "")
+        if d.kind != "cpu":
+            for cpu in self.devices.values():
+                if cpu.kind == "cpu" and cpu.state in ("serving", "standby"):
+                    self._settle(now, cpu)
+
+    def device_lost(self, now: float, device: str, generation: int, why: str, *, explained: bool, quarantine: bool = False) -> None:
+        """The worker is dead, or as good as dead. `explained`: the device itself is gone or broken, so no frame is to blame."""
+        d = self.devices.get(device)
+        if d is None or d.generation != generation or d.state in ("lost", "quarantined", "ejected", "off"):
+            return
+        taken = list(d.running.values())
+        d.running = {}
+        d.networks = {}
+        d.up = False
+        for b in taken:
+            self._timers.cancel(("overdue", b.id, device))
+        # Their memory is held until the process has really ended.
+        d.zombies.setdefault(generation, []).extend(taken)
+        self.commands.append(c.Kill(device, generation))
+        if not explained:
+            self._blame(now, d, taken)
+        for b in taken:
+            self._requeue(b.rows)
+        if d.kind == ISOLATION:
+            self._set_state(now, d, "off", why)
+        else:
+            self._away(now, d, why, quarantine)
+        for cpu in self.devices.values():
+            if cpu.kind == "cpu" and cpu is not d:
+                self._settle(now, cpu)
+        self._pump(now)
+
+    def _away(self, now: float, d: Device, why: str, quarantine: bool) -> None:
+        d.history.lost(now, why)
+        if d.kind == "cpu":  # there is nothing else to fall back to: always again, only slower
+            self._set_state(now, d, "lost", why)
+            self._timers.set(("retry", d.id), now + (0.0 if d.history.total == 1 else min(d.history.retry(), 2.0)))
+        elif quarantine or d.history.quarantine_due():
+            seconds = d.history.quarantine()
+            reason = why if quarantine else f"lost {len(d.history._recent)} times in {self.config.failback.window / 60:.0f} minutes, last: {why}"
+            d.until = now + seconds
+            self._set_state(now, d, "quarantined", reason)
+            self._timers.set(("retry", d.id), d.until)
+        else:
+            self._set_state(now, d, "lost", why)
+            self._timers.set(("retry", d.id), now + d.history.retry())
+
+    def _blame(self, now: float, d: Device, taken: list[Batch]) -> None:
+        """An unexplained death: the frames that the worker held are suspects; the one that ran alone is the culprit."""
+        alone = d.kind == ISOLATION
+        for b in taken:
+            for f, _ in b.rows:
+                if f.finished:
+                    continue
+                f.deaths += 1
+                f.suspect = True
+                for row in list(f.queued):
+                    self._queue(f).withdraw(f, row)
+                    self._suspects.append((f, row))
+                if alone:
+                    self._condemn(now, f)
+
+    def _condemn(self, now: float, f: Frame) -> None:
+        if f.digest:
+            if len(self.poison) >= self.config.poison_kept:
+                self.poison.pop(next(iter(self.poison)))
+            self.poison[f.digest] = now + self.config.poison_memory
+        self._refuse(now, f, "poison_frame", f"the worker died {f.deaths} times while it ran this input, at last alone with it")
+
+    def worker_gone(self, now: float, device: str, generation: int) -> None:
+        """The process of this generation has ended: nothing reads its frames' memory any more."""
+        d = self.devices.get(device)
+        if d is None:
+            return
+        for b in d.zombies.pop(generation, ()):
+            self._release_rows(b)
+        self._pump(now)
+
+    def _on_retry(self, now: float, device: str) -> None:
+        d = self.devices[device]
+        if d.state in ("lost", "quarantined"):
+            d.until = None
+            self._start(now, d)
+
+    def not_found(self, now: float, device: str, generation: int, why: str) -> None:
+        """The device of the worker that was to start is not there: no loss, look again later."""
+        d = self.devices.get(device)
+        if d is None or d.generation != generation or d.state != "starting":
+            return
+        self._set_state(now, d, "lost", why)
+        self._timers.set(("retry", device), now + d.history.retry())
+
+    def seen(self, now: float, device: str) -> None:
+        """A sign that a lost device is back: try it now."""
+        d = self.devices.get(device)
+        if d is not None and d.state == "lost":
+            self._timers.set(("retry", device), now)
+            self.tick(now)
+
+    def reset(self, now: float, device: str) -> None:
+        """An operator ends a quarantine or an ejection."""
+        d = self.devices[device]
+        d.history.reset()
+        d.until = None
+        if d.state in ("quarantined", "ejected", "lost"):
+            self._timers.cancel(("retry", device))
+            self._start(now, d)
+
+    def eject(self, now: float, device: str) -> None:
+        """Hand its work to the CPU and end its worker; it stays away until `reset`."""
+        d = self.devices[device]
+        if d.state in ("ejected", "off"):
+            return
+        generation = d.generation
+        if d.state not in ("lost", "quarantined"):
+            taken = list(d.running.values())
+            d.running, d.networks, d.up = {}, {}, False
+            for b in taken:
+                self._timers.cancel(("overdue", b.id, device))
+                self._requeue(b.rows)
+            d.zombies.setdefault(generation, []).extend(taken)
+            self.commands.append(c.Kill(device, generation))
+        self._timers.cancel(("retry", device))
+        d.until = None
+        self._set_state(now, d, "ejected", "ejected by the operator")
+        for cpu in self.devices.values():
+            if cpu.kind == "cpu":
+                self._settle(now, cpu)
+        self._pump(now)
+
+    def _set_state(self, now: float, d: Device, state: str, why: str) -> None:
+        if d.state != state or d.why != why:
+            d.state, d.why, d.since = state, why, now  # type: ignore[assignment]
+            self.commands.append(c.StateChanged(d.id, state, why))
+
+    # ---------------------------------------------------------------- isolation
+
+    def _isolate(self, now: float) -> None:
+        """Run suspects one row at a time in a disposable worker that is not the standby."""
+        while self._suspects and (self._suspects[0][0].finished or self._suspects[0][1] not in self._suspects[0][0].waiting):
+            self._suspects.popleft()
+        if not self._suspects:
+            self._timers.set(("isolation_idle",), now + self.config.isolation_idle)
+            return
+        d = self.devices.get(ISOLATION)
+        if d is None:
+            self.add_device(now, ISOLATION, ISOLATION, 1, 1_000)
+            return
+        if d.state == "off":
+            self._start(now, d)
+            return
+        f, row = self._suspects[0]
+        if not d.up or d.running:
+            return
+        entry = d.networks.get(f.network)
+        if entry is None:
+            self._load(d, f.network)
+        elif entry.state == "failed":
+            self._suspects.popleft()
+            self._refuse(now, f, "inference_failed", f"its worker died while running it, and it could not be tried alone: {entry.why}")
+        elif entry.state == "ready":
+            self._suspects.popleft()
+            self._dispatch(now, d, f.network, f.shape, [(f, row)])
+
+    def _on_isolation_idle(self, now: float) -> None:
+        d = self.devices.get(ISOLATION)
+        if d is not None and d.state != "off" and not d.running and not self._suspects:
+            self.commands.append(c.Kill(d.id, d.generation))
+            d.networks, d.up = {}, False
+            self._set_state(now, d, "off", "no suspects")
+
+    # ---------------------------------------------------------------- the end
+
+    def drain(self, now: float, why: Callable[[Frame], str] | None = None) -> None:
+        """The server stops: refuse whatever has no answer."""
+        for f in list(self.frames.values()):
+            if not f.finished:
+                self._refuse(now, f, "shutting_down", "the server is stopping; send it again when it is back", 5.0)

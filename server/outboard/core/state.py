@@ -1,0 +1,104 @@
+"""The engine's nouns: frames, batches, networks and devices. Data only; `engine.py` alone changes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from outboard.core.costs import Costs
+from outboard.core.failback import LossHistory
+
+DeviceState = Literal["starting", "warming", "serving", "standby", "suspect", "lost", "quarantined", "ejected", "off"]
+NetworkState = Literal["loading", "checking", "ready", "failed"]
+
+#: States in which a device's worker lives and may take batches.
+LIVE = ("warming", "serving", "standby")
+
+
+@dataclass(slots=True)
+class Network:
+    """One loadable network in one version. `id` is opaque to the engine: the driver makes it of key and version."""
+
+    id: str
+    max_rows: int
+    max_delay: float = 0.0  #: seconds an idle device waits for more rows
+    standby: str = "hot"
+    current: bool = True  #: new frames may be admitted; False once a newer version has taken over
+    frames: int = 0  #: unfinished frames
+
+
+@dataclass(slots=True)
+class Frame:
+    """One image (or one tensor of n rows) between its arrival and its outcome. Times are the driver's seconds."""
+
+    id: int
+    network: str
+    shape: tuple[int, int, int]
+    rows: int
+    row_bytes: int  #: allocated for each row
+    arrived: float
+    deadline: float
+    seq: int
+    fill_cost: float  #: expected seconds of a decode thread
+    digest: bytes = b""  #: of the submitted bytes; names a poison frame when it comes back
+    offset: int = -1  #: of its rows in the slab, -1 while it has none
+    filling: bool = False
+    filled: bool = False
+    finished: bool = False
+    waiting: set[int] = field(default_factory=set)  #: rows without an answer yet
+    queued: set[int] = field(default_factory=set)  #: rows in a ready queue
+    batches: int = 0  #: batches that hold its rows, those of lost but living workers included
+    suspect: bool = False  #: was in a batch whose worker died unexplained: its rows run alone, in the isolation worker
+    deaths: int = 0  #: unexplained deaths of workers that held it
+
+
+@dataclass(slots=True)
+class Batch:
+    id: int
+    device: str
+    generation: int
+    network: str
+    rows: list[tuple[Frame, int]]
+    sent: float
+    expected: float  #: seconds
+    overdue: bool = False  #: its rows were queued again elsewhere; a late answer may still win
+
+
+@dataclass(slots=True)
+class OnDevice:
+    """A network on a device."""
+
+    state: NetworkState = "loading"
+    costs: Costs | None = None
+    fixed_rows: int = 0
+    cap: int = 0  #: learned from out of memory; 0: none
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Device:
+    """`rank` orders placement: a network goes to the lowest rank on which it is ready. `parallel`: its slots are cores that
+    run batches side by side (CPU); otherwise they are the depth of one pipeline (GPU)."""
+
+    id: str
+    kind: Literal["cpu", "gpu", "sim", "isolation"]
+    slots: int
+    rank: int
+    history: LossHistory
+    state: DeviceState = "off"
+    why: str = ""
+    until: float | None = None  #: end of a quarantine
+    generation: int = 0
+    up: bool = False  #: the worker of this generation has said hello
+    networks: dict[str, OnDevice] = field(default_factory=dict)
+    running: dict[int, Batch] = field(default_factory=dict)
+    since: float = 0.0  #: when it entered its state
+    heard: float = 0.0  #: when its worker was last heard
+    zombies: dict[int, list[Batch]] = field(default_factory=dict)  #: batches of lost generations whose process still lives
+
+    @property
+    def parallel(self) -> bool:
+        return self.kind in ("cpu", "isolation")
+
+    def free_slots(self) -> int:
+        return self.slots - len(self.running)
