@@ -1,0 +1,48 @@
+"""Task "tensor": any network's outputs as JSON, in the form of the Open Inference Protocol's `InferTensor`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from outboard.problems import Problem
+from outboard.repository import ModelSpec
+from outboard.tasks.options import Options
+from outboard.tasks.results import Tensors
+
+#: numpy's dtype name -> the protocol's. https://github.com/kserve/open-inference-protocol, "Tensor Data Types"
+DATATYPES: dict[str, str] = {
+    "bool": "BOOL",
+    **{f"uint{n}": f"UINT{n}" for n in (8, 16, 32, 64)},
+    **{f"int{n}": f"INT{n}" for n in (8, 16, 32, 64)},
+    **{f"float{n}": f"FP{n}" for n in (16, 32, 64)},
+}
+
+
+def tensor(outputs: dict[str, np.ndarray], spec: ModelSpec, options: Options) -> Tensors:
+    """One row's outputs, unchanged. Raises Problem `inference_failed` for a dtype that the protocol has no name for."""
+    for name, array in outputs.items():
+        if array.dtype.name not in DATATYPES:
+            known = ", ".join(DATATYPES)
+            raise Problem("inference_failed", f"{spec.name}: output {name!r} is {array.dtype.name}; expected one of {known}. Cast it in the model.")
+    return Tensors(outputs=outputs)
+
+
+def tensor_body(outputs: dict[str, np.ndarray]) -> dict[str, Any]:
+    """`{"outputs": [{"name", "datatype", "shape", "data"}]}`, and `"non_finite": n` where JSON had to say null for NaN or infinity.
+
+    `data` is flat in row-major order. Numbers are exact: a float16 or float32 is written as the double of the same value.
+    """
+    listed: list[dict[str, Any]] = []
+    total = 0
+    for name, array in outputs.items():
+        flat = array.reshape(-1)
+        data = flat.tolist()
+        if flat.dtype.kind == "f":
+            holes = np.flatnonzero(~np.isfinite(flat)).tolist()
+            for i in holes:
+                data[i] = None
+            total += len(holes)
+        listed.append({"name": name, "datatype": DATATYPES[array.dtype.name], "shape": list(array.shape), "data": data})
+    return {"outputs": listed, "non_finite": total} if total else {"outputs": listed}
