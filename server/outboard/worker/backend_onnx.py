@@ -1,0 +1,97 @@
+"""ONNX Runtime: a graph that takes uint8 rows, on the CPU or on a GPU, and never silently on the other one."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from outboard.repository import ModelProblem, ModelSpec, Network
+from outboard.worker import onnx_graph
+from outboard.worker.devices import Device
+from outboard.worker.networks import Port
+
+log = logging.getLogger(__name__)
+
+_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
+_OPSET = re.compile(r"Opset (\d+) is under development.*?support for domain (\S+) is till opset (\d+)", re.S)
+
+
+class OnnxBackend:
+    """One ORT session. Its input is uint8 [n, h, w, 3]; the normalisation of model.toml is part of the graph."""
+
+    def __init__(self, network: Network, spec: ModelSpec, device: Device, threads: int):
+        where = str(network.file)
+        model, picture = onnx_graph.read(network)
+        ports = [_port(output, where) for output in model.graph.output]
+        model = onnx_graph.with_uint8_input(model, picture, network.input)
+        providers = [(device.provider, _provider_options(spec) if device.provider == "CUDAExecutionProvider" else {})]
+        try:
+            self._session = ort.InferenceSession(
+                model.SerializeToString(), _session_options(network, threads), providers=providers, enable_fallback=0
+            )
+        except Exception as e:
+            raise _load_problem(e, where) from e
+        self.provider: str = self._session.get_providers()[0]
+        if self.provider != device.provider:
+            raise RuntimeError(f"{network.key}: asked for {device.provider}, ONNX Runtime gave {self.provider}: the device's libraries cannot be used")
+        self.inputs: list[Port] = [(onnx_graph.PIXELS, "uint8", onnx_graph.axes(model.graph.input[0]))]
+        self.outputs = ports
+        self._names = [name for name, _, _ in ports]
+
+    def batch_rows(self, rows: int) -> int:
+        return rows
+
+    def run(self, batch: Any) -> list[np.ndarray]:
+        if isinstance(batch, np.ndarray):
+            return self._session.run(self._names, {onnx_graph.PIXELS: batch})
+        binding = self._session.io_binding()
+        binding.bind_input(onnx_graph.PIXELS, "cuda", 0, np.uint8, list(batch.shape), batch.pointer)
+        for name in self._names:
+            binding.bind_output(name)  # to the host: answers are small
+        self._session.run_with_iobinding(binding)
+        return binding.copy_outputs_to_cpu()
+
+
+def _session_options(network: Network, threads: int) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads  # ORT knows neither OMP_NUM_THREADS nor cgroups and would take every core for each session
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # a spinning thread takes a core from decode
+    # The graph is loaded from bytes: without this, external tensors would be looked for in the current directory.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(network.file.parent))
+    return options
+
+
+def _provider_options(spec: ModelSpec) -> dict[str, str]:
+    return {
+        "device_id": "0",  # CUDA_VISIBLE_DEVICES leaves one
+        "arena_extend_strategy": "kSameAsRequested",  # the default doubles, and never gives back
+        "cudnn_conv_algo_search": "HEURISTIC",  # EXHAUSTIVE costs up to a second for each new shape
+        # TF32 keeps 10 bits of mantissa: more than fp16 has, less than fp32 promises.
+        "use_tf32": "0" if spec.toml.run.precision == "fp32" else "1",
+    }
+
+
+def _port(value: onnx.ValueInfoProto, where: str) -> Port:
+    kind = value.type.tensor_type.elem_type
+    if not value.type.HasField("tensor_type") or kind in (0, onnx.TensorProto.STRING, onnx.TensorProto.BFLOAT16):
+        raise ModelProblem(where, f"graph output {value.name!r}", "a tensor of numbers that numpy has", "it is a sequence, a map, strings or bfloat16")
+    return value.name, onnx.helper.tensor_dtype_to_np_dtype(kind).name, onnx_graph.axes(value)
+
+
+def _load_problem(error: Exception, where: str) -> Exception:
+    """ONNX Runtime's refusal as a ModelProblem where the file is at fault; the error itself where the device may be."""
+    text = str(error)
+    if found := _IR.search(text):
+        return ModelProblem(where, "ir_version", f"IR version {found[2]} or lower; save the model again with it, or upgrade onnxruntime", f"it has {found[1]}")
+    if found := _OPSET.search(text):
+        return ModelProblem(where, "opset_import", f"opset {found[3]} or lower of {found[2]}; export again with it, or upgrade onnxruntime", f"it has {found[1]}")
+    if "[ONNXRuntimeError]" in text and "CUDA" not in text:
+        return ModelProblem(where, "graph", "a graph that ONNX Runtime " + ort.__version__ + " can run", text)
+    return error

@@ -1,0 +1,100 @@
+"""The device that a worker serves: its name, its memory, its link, and how rows get from the slab to it.
+
+`gather` is the one place where pixels leave the slab. It gives what both backends take as a batch: on the CPU an array (a view of the
+slab where the rows lie side by side, so nothing is copied), on a GPU memory of the device.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outboard.devices import slab
+from outboard.worker.environment import is_gpu
+
+
+class Device:
+    """What every device has. `spec` is the string of `Start.device`."""
+
+    provider = "CPUExecutionProvider"  #: ONNX Runtime's name of what runs a graph here
+    torch_device = "cpu"
+
+    def __init__(self, spec: str, name: str, uuid: str):
+        self.spec, self.name, self.uuid = spec, name, uuid
+        self.memory_total = 0  #: bytes, 0 where it is not the device's own
+        self.h2d_bytes_per_s = 0.0  #: 0 where there is no link
+        self.d2h_bytes_per_s = 0.0
+
+    def memory_free(self) -> int:
+        return 0
+
+    def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> Any:
+        """Rows of `shape` at byte offsets `rows` of `memory` as one uint8 batch of `total` rows, the surplus black.
+
+        The batch is valid until the calling thread's next `gather`. Raises ValueError for a row outside the memory.
+        """
+        raise NotImplementedError
+
+    def upload(self, nbytes: int) -> None:
+        """Called before a batch's rows are gathered; a modelled link spends its time here."""
+
+    def download(self, nbytes: int) -> None:
+        """Called before a batch's answers are sent."""
+
+
+class Staging(threading.local):
+    """A buffer for each thread that grows to the largest batch and is used again."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(0, np.uint8)
+
+    def array(self, nbytes: int) -> np.ndarray:
+        if self.buffer.nbytes < nbytes:
+            self.buffer = np.empty(nbytes, np.uint8)
+        return self.buffer[:nbytes]
+
+
+class CpuDevice(Device):
+    """The host's processor: rows are used where they lie if they lie side by side."""
+
+    def __init__(self, spec: str = "cpu"):
+        super().__init__(spec, cpu_name(), "cpu")
+        self._staging = Staging()
+
+    def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> np.ndarray:
+        nbytes = int(np.prod(shape, dtype=np.int64))
+        adjacent = all(b - a == nbytes for a, b in zip(rows, rows[1:], strict=False))
+        if adjacent and total == len(rows):
+            return slab.view(memory, rows[0], (total, *shape), "uint8")
+        batch = self._staging.array(total * nbytes).reshape(total, *shape)
+        for i, offset in enumerate(rows):
+            batch[i] = slab.view(memory, offset, shape, "uint8")
+        batch[len(rows) :] = 0
+        return batch
+
+
+def cpu_name() -> str:
+    """The processor's name for people."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def open_device(spec: str) -> Device:
+    """The device of `Start.device`. Raises ValueError for a name that is none, RuntimeError where the device does not answer."""
+    if spec == "cpu":
+        return CpuDevice()
+    if is_gpu(spec):
+        from outboard.worker.cuda import CudaDevice
+
+        return CudaDevice(spec)
+    raise ValueError(f'{spec!r} is no device: expected "cpu" or a GPU\'s UUID ("GPU-…")')

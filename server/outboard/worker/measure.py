@@ -1,0 +1,162 @@
+"""Proving and measuring a network before it serves: golden input, rows independent of their neighbours, cost of each batch size."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from outboard.repository import ModelProblem
+from outboard.worker.networks import LoadedNetwork
+
+log = logging.getLogger(__name__)
+
+BUDGET_S = 0.6  #: time to spend on one network's costs; a batch that takes long is measured all the same, once
+LONG_BATCH_S = 0.4  #: above this no larger batch is tried
+
+Costs = list[tuple[int, float]]
+_TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 2e-2}
+
+
+def seeded_image(width: int, height: int) -> np.ndarray:
+    """uint8 [h, w, 3], the same on every machine: soft colours with noise, so that no layer sees a constant."""
+    x, y = np.linspace(0, 1, width), np.linspace(0, 1, height)[:, None]
+    soft = np.stack([np.broadcast_to(x, (height, width)), np.broadcast_to(y, (height, width)), (x + y) / 2], axis=-1)
+    noise = np.random.default_rng(0).integers(0, 64, (height, width, 3))
+    return (soft * 191 + noise).astype(np.uint8)
+
+
+def tolerance(network: LoadedNetwork) -> float:
+    """How far an output may be from the expected one, relative to its largest magnitude."""
+    toml = network.spec.toml
+    return toml.golden.rtol or _TOLERANCE[toml.run.precision]
+
+
+def golden(network: LoadedNetwork) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The golden input [h, w, 3] and the network's answers for it (batch of 1). Raises ModelProblem where golden.npz disagrees."""
+    width, height = network.network.input.size
+    path = network.spec.directory / "golden.npz"
+    expected: dict[str, np.ndarray] = {}
+    image = seeded_image(width, height)
+    if path.is_file() and not network.spec.toml.parts:
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                expected = {name: stored[name] for name in stored.files}
+            image = np.ascontiguousarray(expected.pop("input"))
+        except (OSError, ValueError, KeyError) as e:
+            raise ModelProblem(str(path), "golden", "an .npz with `input`, uint8 [height, width, 3], and the outputs by name", str(e)) from e
+        if image.dtype != np.uint8 or image.ndim != 3:
+            raise ModelProblem(str(path), "golden", "`input` as uint8 [height, width, 3]", f"it is {image.dtype} {list(image.shape)}")
+    answers = network.run(image.reshape(-1), [0], image.shape)
+    for name, want in expected.items():
+        if name not in answers:
+            raise ModelProblem(str(path), "golden", f"outputs named {sorted(answers)}", f"it has {name!r}")
+        if difference := disagreement(answers[name], want.reshape(answers[name].shape) if want.size == answers[name].size else want, tolerance(network)):
+            raise ModelProblem(str(path), "golden", f"output {name!r} as stored", difference)
+    return image, answers
+
+
+def disagreement(got: np.ndarray, want: np.ndarray, relative: float) -> str:
+    """Empty if the arrays agree within `relative` of the largest finite magnitude of `want`, else how they differ."""
+    if got.shape != want.shape:
+        return f"shape {list(got.shape)} instead of {list(want.shape)}"
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return "other values are NaN or infinite"
+    difference = np.abs(np.nan_to_num(a - b)).max(initial=0.0)
+    allowed = relative * np.abs(np.where(np.isfinite(b), b, 0)).max(initial=0.0)
+    return "" if difference <= allowed else f"values differ by up to {difference:.3g}, {allowed:.3g} is allowed"
+
+
+def _mixed_rows(image: np.ndarray, rows: int) -> tuple[np.ndarray, list[int]]:
+    """`rows` different pictures in one memory, and their offsets: the image, rolled further for each row."""
+    pictures = np.stack([np.roll(image, 7 * i, axis=1) for i in range(rows)])
+    return pictures.reshape(-1), [i * image.nbytes for i in range(rows)]
+
+
+def check_rows_independent(network: LoadedNetwork, image: np.ndarray) -> None:
+    """Run singly any network whose batch of 2 or 3 does not answer each row as alone."""
+    if network.max_rows == 1:
+        return
+    rows = min(3, network.max_rows)
+    memory, offsets = _mixed_rows(image, rows)
+    why = ""
+    try:
+        together = network.run(memory, offsets, image.shape)
+    except Exception as e:  # a graph that takes one row only may fail in any way
+        why = f"a batch of {rows} fails: {e}"
+    else:
+        alone = [network.run(memory, [offset], image.shape) for offset in offsets]
+        for name, array in together.items():
+            if array.ndim == 0 or array.shape[0] != rows:
+                why = why or f"output {name!r} of {rows} rows has shape {list(array.shape)}"
+                continue
+            for i, single in enumerate(alone):
+                difference = disagreement(array[i : i + 1], single[name], tolerance(network))
+                why = why or (difference and f"row {i} of output {name!r} depends on its neighbours: {difference}")
+    if why:
+        log.warning("%s: rows run singly: %s", network.network.key, why)
+        network.run_singly()
+
+
+def costs(network: LoadedNetwork, image: np.ndarray, slots: int, budget_s: float = BUDGET_S) -> Costs:
+    """(rows, seconds a batch) for 1, 2, 4, 8 … up to `network.max_rows`, with `slots` batches running at once.
+
+    Every batch size that will be used is thereby warmed. Stops early where a batch gets long, throughput falls clearly, or an
+    out-of-memory shows the limit.
+    """
+    sizes = [1]
+    while sizes[-1] < network.max_rows:
+        sizes.append(min(2 * sizes[-1], network.max_rows))
+    measured: Costs = []
+    deadline = time.perf_counter() + budget_s
+    for rows in sizes:
+        memory, offsets = _mixed_rows(image, rows)
+        try:
+            seconds = _busy_seconds(lambda m=memory, o=offsets: network.run(m, o, image.shape), slots, max(0.0, deadline - time.perf_counter()) / 3)
+        except Exception as e:
+            if not measured:
+                raise
+            log.warning("%s: batches of %d and more are not used: %s", network.network.key, rows, e)
+            break
+        measured.append((rows, seconds))
+        best = max(n / s for n, s in measured)
+        if seconds > LONG_BATCH_S or rows / seconds < 0.85 * best or time.perf_counter() > deadline:
+            break
+    return measured
+
+
+def _busy_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> float:
+    """Median seconds of `batch` while `slots` threads run it, after one run each to warm up; at least two runs each."""
+    times: list[float] = []
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(slots)
+
+    def slot() -> None:
+        try:
+            batch()
+            barrier.wait()
+            end, runs = time.perf_counter() + budget_s, 0
+            while runs < 2 or time.perf_counter() < end:
+                start = time.perf_counter()
+                batch()
+                times.append(time.perf_counter() - start)
+                runs += 1
+        except threading.BrokenBarrierError:
+            pass
+        except BaseException as e:
+            errors.append(e)
+            barrier.abort()
+
+    threads = [threading.Thread(target=slot, name="measure") for _ in range(slots)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return statistics.median(times)

@@ -1,0 +1,109 @@
+"""A loaded network: rows of the slab in, named arrays out, whatever backend runs it and whatever batch size is frozen into it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from outboard.repository import ModelSpec, Network
+from outboard.worker.devices import Device
+from outboard.worker.errors import InputRefused
+
+log = logging.getLogger(__name__)
+
+#: (name, numpy's dtype name, shape with free axes by name)
+Port = tuple[str, str, list[int | str]]
+
+
+class Backend(Protocol):
+    """What a runtime adds: one batch in the device's memory to output arrays on the host."""
+
+    provider: str
+    inputs: list[Port]
+    outputs: list[Port]
+
+    def batch_rows(self, rows: int) -> int:
+        """How many rows the batch must have to hold `rows`; fewer where that many do not fit one batch."""
+
+    def run(self, batch: Any) -> list[np.ndarray]:
+        """uint8 [n, h, w, 3] as `Device.gather` gives it -> the outputs in the order of `outputs`."""
+
+
+class LoadedNetwork:
+    """One version of a network on one device. `run` may be called from several threads."""
+
+    def __init__(self, spec: ModelSpec, network: Network, backend: Backend, device: Device, memory_bytes: int = 0):
+        self.spec, self.network, self.backend, self.device = spec, network, backend, device
+        self.memory_bytes = memory_bytes
+        self.fixed_rows = fixed if isinstance(fixed := backend.inputs[0][2][0], int) else 0
+        if self.fixed_rows == 1:
+            log.info("%s: the batch size 1 is frozen into the graph, rows run singly", network.key)
+        elif self.fixed_rows:
+            log.info("%s: the batch size %d is frozen into the graph, smaller batches are padded", network.key, self.fixed_rows)
+
+    @property
+    def max_rows(self) -> int:
+        """The largest batch worth measuring."""
+        return 1 if self.fixed_rows == 1 else self.fixed_rows or self.network.batching.max
+
+    def run_singly(self) -> None:
+        """From now on each row runs alone: the graph's answers for a row depend on its neighbours, or cannot be told apart."""
+        self.fixed_rows = 1
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise InputRefused unless rows of `shape` fit the network."""
+        axes = self.backend.inputs[0][2][1:]
+        for axis, got, want in zip(("height", "width", "channels"), shape, axes, strict=False):
+            if isinstance(want, int) and got != want:
+                raise InputRefused(f"{self.network.key}: {axis} of the rows is {got}, expected {want}")
+        if len(shape) != 3 or min(shape) < 1:
+            raise InputRefused(f"{self.network.key}: rows have shape {list(shape)}, expected [height, width, 3]")
+
+    def run(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """Answers for the rows (uint8 `shape`, C order) at byte offsets `rows` of `memory`, one by name, rows on the first axis."""
+        self.check(shape)
+        if not rows:
+            raise InputRefused(f"{self.network.key}: a batch without rows")
+        step = self.fixed_rows or len(rows)
+        pieces = [self._run_piece(memory, rows[i : i + step], shape) for i in range(0, len(rows), step)]
+        if len(pieces) == 1:
+            arrays = pieces[0]
+        else:
+            arrays = [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+            self._check_row_axis(arrays, len(rows))
+        return {name: array for (name, _, _), array in zip(self.backend.outputs, arrays, strict=True)}
+
+    def _run_piece(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...]) -> list[np.ndarray]:
+        n = len(rows)
+        total = max(self.fixed_rows, self.backend.batch_rows(n))
+        self.device.upload(total * int(np.prod(shape)))
+        arrays = self.backend.run(self.device.gather(memory, rows, shape, total))
+        if total > n:
+            self._check_row_axis(arrays, total)
+            arrays = [a[:n] for a in arrays]
+        return arrays
+
+    def _check_row_axis(self, arrays: Sequence[np.ndarray], rows: int) -> None:
+        for (name, _, _), array in zip(self.backend.outputs, arrays, strict=True):
+            if array.ndim == 0 or array.shape[0] != rows:
+                raise RuntimeError(
+                    f"{self.network.key}: output {name!r} has shape {list(array.shape)} for {rows} rows: it cannot be split into rows, send them one by one"
+                )
+
+
+def load(spec: ModelSpec, part: str, device: Device, threads: int) -> LoadedNetwork:
+    """Load one network on the device. Raises ModelProblem where the files are at fault, RuntimeError where the device is."""
+    network = spec.networks[part]
+    before = device.memory_free()
+    if spec.toml.backend == "onnx":
+        from outboard.worker.backend_onnx import OnnxBackend
+
+        backend: Backend = OnnxBackend(network, spec, device, threads)
+    else:
+        from outboard.worker.backend_torch import TorchBackend
+
+        backend = TorchBackend(network, spec, device, threads)
+    return LoadedNetwork(spec, network, backend, device, memory_bytes=max(0, before - device.memory_free()))
