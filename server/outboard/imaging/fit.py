@@ -12,7 +12,7 @@ from outboard.repository import Input
 cv2.setNumThreads(1)  # every decode thread is one core already
 
 #: From this shrinking on every source pixel is averaged (INTER_AREA); below it bilinear sampling is four to ten times faster
-#: (480 x 270 to 224 x 126: 0.12 ms, INTER_AREA 1.07) and, after a DCT-scaled decode, looks the same.
+#: (480 x 270 to 224 x 126: 0.12 ms, INTER_AREA 1.07) and within 39 dB of averaging all of the 4K picture; at 1.5, 47 dB.
 _AREA_FROM = 2.5
 #: Centre crops of longer pictures cut the source first: resized whole, 1 x 5000 for 256 x 256 would take 1 GB.
 _LONG = 16
@@ -58,8 +58,9 @@ def _place(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) ->
     """letterbox and stretch: the whole picture in the middle of `out`."""
     width, height = _resized(header, input)
     left, top = (out.shape[1] - width) // 2, (out.shape[0] - height) // 2
-    for pad in (out[:top], out[top + height :], out[:, :left], out[:, left + width :]):
-        pad[:] = input.background
+    if (height, width) != out.shape[:2]:
+        for pad in (out[:top], out[top + height :], out[:, :left], out[:, left + width :]):
+            pad[:] = input.background
     _resize(pixels, out[top : top + height, left : left + width])
     return Geometry(header.width, header.height, width / header.width, height / header.height, left, top)
 

@@ -24,6 +24,7 @@ _MAX_CHUNKS = 10_000
 _MAX_IFD_ENTRIES = 256
 
 _SOF = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
+_SOF_PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 _BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})  # TEM and RSTn carry no length
 _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _PNG_MODES = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
@@ -65,6 +66,7 @@ class Header(msgspec.Struct, frozen=True):
     orientation: int = 1  #: the EXIF value, 1 to 8; 1: none
     bit_depth: Literal[8, 16] = 8  #: 16: more than 8 bits a sample are stored
     mode: str = "RGB"  #: as stored: L, LA, P, RGB, RGBA or CMYK
+    progressive: bool = False  #: JPEG in several scans over the picture
 
     @property
     def width(self) -> int:
@@ -132,7 +134,7 @@ def _jpeg(data: Data) -> Header:
                 raise Problem(
                     "image_invalid", f"The JPEG has {components} components of {precision} bits; 1, 3 or 4 components of 8 bits can be read."
                 )
-            return Header("jpeg", width, height, orientation or 1, 8, mode)
+            return Header("jpeg", width, height, orientation or 1, 8, mode, marker in _SOF_PROGRESSIVE)
         if marker == 0xE1 and not orientation and data[at + 4 : at + 9] == b"Exif\0":
             orientation = _exif_orientation(data[at + 10 : at + 2 + length])
         elif marker == 0xDA or marker == 0xD9 or length < 2:
@@ -215,8 +217,7 @@ def _webp(data: Data) -> Header:
         at += 8 + length + (length & 1)
     if canvas is None:
         _cut("WebP", "before its first frame")
-    header = Header("webp", canvas[0], canvas[1], orientation, 8, "RGBA" if alpha else "RGB")
-    return header
+    return Header("webp", canvas[0], canvas[1], orientation, 8, "RGBA" if alpha else "RGB")
 
 
 def _webp_frame(data: Data, at: int, kind: bytes, alpha: bool) -> tuple[tuple[int, int], bool]:
