@@ -160,11 +160,11 @@ class Engine:
         """Take a frame in, or refuse it before any work is spent on it.
 
         `shape` is (height, width, channels) of one uint8 row; `deadline` absolute; `fill_cost` the expected seconds of a
-        decode thread; `digest` names the submitted bytes.
+        decode thread; `digest` names the submitted bytes (only needed while `poison` is not empty).
         """
         assert frame not in self.frames, frame
         entry = self.networks[network]
-        if (until := self.poison.get(digest)) is not None and digest:
+        if digest and (until := self.poison.get(digest)) is not None:
             if now < until:
                 self._refuse_new(frame, "poison_frame", "this input killed the worker that ran it a short while ago; it is not run again", until - now)
                 return
@@ -181,7 +181,6 @@ class Engine:
             deadline=deadline,
             seq=self._seq,
             fill_cost=fill_cost,
-            digest=digest,
             waiting=set(range(rows)),
         )
         if rows * f.row_bytes > self.memory.size:
@@ -763,11 +762,13 @@ class Engine:
                     self._condemn(now, f)
 
     def _condemn(self, now: float, f: Frame) -> None:
-        if f.digest:
-            if len(self.poison) >= self.config.poison_kept:
-                self.poison.pop(next(iter(self.poison)))
-            self.poison[f.digest] = now + self.config.poison_memory
         self._refuse(now, f, "poison_frame", f"the worker died {f.deaths} times while it ran this input, at last alone with it")
+
+    def remember_poison(self, now: float, digest: bytes) -> None:
+        """Refuse these submitted bytes for a while: the driver hashes them after a `Refuse` with slug poison_frame."""
+        if len(self.poison) >= self.config.poison_kept:
+            self.poison.pop(next(iter(self.poison)))
+        self.poison[digest] = now + self.config.poison_memory
 
     def worker_gone(self, now: float, device: str, generation: int) -> None:
         """The process of this generation has ended: nothing reads its frames' memory any more."""

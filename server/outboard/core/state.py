@@ -40,7 +40,6 @@ class Frame:
     deadline: float
     seq: int
     fill_cost: float  #: expected seconds of a decode thread
-    digest: bytes = b""  #: of the submitted bytes; names a poison frame when it comes back
     offset: int = -1  #: of its rows in the slab, -1 while it has none
     filling: bool = False
     filled: bool = False

@@ -1,0 +1,217 @@
+"""The `outboard` command. Exit codes: 0 fine, 1 the answer is no, 2 wrong usage."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outboard.settings import Settings, SettingsError
+from outboard.settings import load as load_settings
+
+if TYPE_CHECKING:
+    from outboard.registry import Registry
+    from outboard.runtime import Runtime
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="An inference server for the GPU outside the box.", rich_markup_mode=None)
+out = Console()
+err = Console(stderr=True)
+
+Url = Annotated[str, typer.Option(envvar="OUTBOARD_URL", help="The running server.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def main() -> None:
+    app()
+
+
+def _refuse(message: str, code: int = 2) -> typer.Exit:
+    err.print(f"outboard: {message}", style="red", markup=False, highlight=False)
+    return typer.Exit(code)
+
+
+@app.command(epilog="Example: outboard serve --models models --port 8000 --device auto")
+def serve(
+    models: Annotated[Path | None, typer.Option(help="The model repository: folders with a model.toml each.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    device: Annotated[list[str] | None, typer.Option(help="auto, cpu, cuda:0 or a GPU's UUID; several may be given.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Front processes: 1, nothing else.", hidden=True)] = None,
+    max_losses: Annotated[int | None, typer.Option(help="Losses within 10 minutes that a device may have before it is quarantined.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file, instead of ./outboard.toml.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Serve a model repository over HTTP."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        raise _refuse(f"the server runs on Linux x86-64; this is {sys.platform} {platform.machine()}. The client and the station run here")
+    flags: dict[str, Any] = {
+        "models": models,
+        "host": host,
+        "port": port,
+        "device": device,
+        "workers": workers,
+        "failback.max_losses": max_losses,
+        "log_level": log_level,
+    }
+    try:
+        settings = load_settings({k: v for k, v in flags.items() if v is not None}, file=config)
+    except SettingsError as e:
+        raise _refuse(str(e)) from e
+    if not settings.models.is_dir():
+        raise _refuse(f"--models {settings.models}: no such folder; expected a folder of models (see docs/models.md)")
+    level = settings.log_level.upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise _refuse(f"log_level is {settings.log_level!r}, expected debug, info, warning or error")
+    try:
+        import uvicorn
+
+        from outboard.http.app import create
+    except ModuleNotFoundError as e:
+        raise _refuse(f"{e.name} is missing: the server needs its extra: pip install 'outboard[server]'") from e
+
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
+    try:
+        listener = _listen(settings.host, settings.port)
+    except OSError as e:
+        raise _refuse(f"cannot listen on {settings.host}:{settings.port}: {e.strerror}; choose another with --port", 1) from e
+    bound = listener.getsockname()[1]
+    web = create(settings, on_ready=lambda runtime, registry: _welcome(settings, bound, runtime, registry))
+    server = uvicorn.Server(
+        uvicorn.Config(web, loop="uvloop", http="httptools", log_level="warning", access_log=False, lifespan="on", timeout_keep_alive=75, server_header=False)
+    )
+    server.run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    return listener
+
+
+def _welcome(settings: Settings, port: int, runtime: Runtime, registry: Registry) -> None:
+    """What the terminal shows when every model is served or refused: devices, models, a line to try."""
+    from outboard.http.listings import device_entry, model_entry
+
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    url = f"http://{host}:{port}"
+    out.print()
+    out.print(_device_table([device_entry(runtime, d) for d in runtime.devices if d != "isolation"]))
+    entries = [model_entry(runtime, m) for _, m in sorted(registry.models.items())]
+    out.print(_model_table(entries))
+    out.print(f"Serving on {url} (documentation: {url}/docs). Try:\n", highlight=False)
+    sample = settings.models.resolve().parent / ".cache" / "samples"
+    photo, name = next(
+        ((photo, e["name"]) for task, photo in (("detection", "chelsea.jpg"), ("classification", "coffee.jpg")) for e in entries if e["task"] == task and e["state"] == "ready"),
+        ("photo.jpg", entries[0]["name"] if entries else "MODEL"),
+    )
+    path = sample / photo
+    shown = os.path.relpath(path) if path.is_file() else "photo.jpg"
+    print(f"  curl --data-binary @{shown} {url}/v1/models/{name}/predict\n", flush=True)
+
+
+def _device_table(devices: list[dict[str, Any]]) -> Table:
+    table = Table("Device", "Name", "State", "Batches at once", "Losses", "Why", box=None, header_style="bold", pad_edge=False)
+    for d in devices:
+        name = (d["name"] or "") + (" (simulated)" if d["simulated"] else "")
+        last = d["last_loss"]
+        why = d["why"] or (f"last lost {last['at']}: {last['why']}" if last else "")
+        table.add_row(d["id"], name, d["state"], str(d["concurrency"]), str(d["losses"]), why)
+    return table
+
+
+def _model_table(models: list[dict[str, Any]]) -> Table:
+    table = Table("Model", "Task", "Backend", "State", "On", "Input", "Licence", "Source", box=None, header_style="bold", pad_edge=False)
+    for m in models:
+        given = m["input"]
+        table.add_row(
+            m["name"],
+            m["task"] or "",
+            m["backend"] or "",
+            m["state"],
+            ", ".join(m["devices"]),
+            f"{given['width']}x{given['height']}" if given else "",
+            m["license"] or "",
+            m["source"] or "",
+            style="red" if m["state"] == "failed" else None,
+        )
+    for m in models:
+        if error := m["error"]:
+            kept = "; the version before it goes on serving" if m["state"] == "ready" else ""
+            table.caption_justify = "left"
+            message = f"{error['message']}; " if error["message"] else ""
+            line = f"{m['name']}: {error['file']}: {error['key']}: {message}expected {error['expected']}{kept}"
+            table.caption = f"{table.caption}\n{line}" if table.caption else line
+    return table
+
+
+def _get(url: str, path: str) -> Any:
+    import httpx
+
+    try:
+        response = httpx.get(url.rstrip("/") + path, timeout=10)
+    except httpx.HTTPError as e:
+        raise _refuse(f"no server answers at {url} ({e}); start one with `outboard serve`, or name it with --url", 1) from e
+    body = response.json()
+    if response.is_error:
+        raise _refuse(body.get("detail", response.reason_phrase), 1)
+    return body
+
+
+@app.command(epilog="Example: outboard models --url http://127.0.0.1:8000")
+def models(
+    directory: Annotated[Path | None, typer.Option("--models", help="Check a repository's files without a server.")] = None,
+    url: Url = "http://127.0.0.1:8000",
+    as_json: Json = False,
+) -> None:
+    """List the models of a running server, or check those of a folder. Exit code 1 when one of them cannot be served."""
+    entries = _check(directory) if directory is not None else _get(url, "/v1/models")["models"]
+    if as_json:
+        print(json.dumps({"models": entries}))
+    else:
+        out.print(_model_table(entries))
+    if any(m["error"] for m in entries):
+        raise typer.Exit(1)
+
+
+def _check(directory: Path) -> list[dict[str, Any]]:
+    from outboard import repository
+
+    if not directory.is_dir():
+        raise _refuse(f"--models {directory}: no such folder")
+    entries = []
+    for name in repository.names(directory):
+        entry: dict[str, Any] = {"name": name, "task": None, "backend": None, "state": "unloaded", "devices": [], "input": None, "license": None, "source": None, "error": None}
+        try:
+            spec = repository.read(directory / name)
+        except repository.ModelProblem as e:
+            entry |= {"state": "failed", "error": e.as_dict()}
+        else:
+            size = next(iter(spec.networks.values())).input.size
+            toml = spec.toml
+            entry |= {"task": toml.task, "backend": toml.backend, "version": spec.version, "input": {"width": size[0], "height": size[1]}, "license": toml.license or None, "source": toml.source or None}
+        entries.append(entry)
+    return entries
+
+
+@app.command(epilog="Example: outboard devices --json")
+def devices(url: Url = "http://127.0.0.1:8000", as_json: Json = False) -> None:
+    """List the devices of a running server. Exit code 1 when one of them does not serve."""
+    entries = _get(url, "/v1/devices")["devices"]
+    if as_json:
+        print(json.dumps({"devices": entries}))
+    else:
+        out.print(_device_table(entries))
+    if any(d["state"] in ("lost", "quarantined", "suspect") for d in entries):
+        raise typer.Exit(1)

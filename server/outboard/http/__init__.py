@@ -1,0 +1,1 @@
+"""The HTTP side: routes, bodies, problems. Routes hold no logic beyond the protocol."""

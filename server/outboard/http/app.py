@@ -1,0 +1,71 @@
+"""The application: routes over a runtime and a registry that live as long as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from outboard import __version__
+from outboard.devices import discovery
+from outboard.http import health, listings, predict, problems
+from outboard.registry import Registry
+from outboard.runtime import Runtime
+from outboard.settings import Settings
+from outboard.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+
+def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | None = None) -> FastAPI:
+    """Build the server. `on_ready` is called once, when every model is served or has been refused."""
+    runtime = Runtime(settings)
+    registry = Registry(runtime, settings.models)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        runtime.start()
+        background = [asyncio.create_task(_lag()), asyncio.create_task(_serve(runtime, registry, on_ready))]
+        for task in background:
+            task.add_done_callback(_complain)
+        try:
+            yield
+        finally:
+            for task in background:
+                task.cancel()
+            await runtime.close()
+
+    app = FastAPI(title="Outboard", version=__version__, summary="An inference server for the GPU outside the box", lifespan=lifespan, redoc_url=None)
+    problems.install(app)
+    app.include_router(predict.router(runtime, registry))
+    app.include_router(listings.router(runtime, registry))
+    app.include_router(health.router(runtime, registry))
+    return app
+
+
+async def _serve(runtime: Runtime, registry: Registry, on_ready: Callable[[Runtime, Registry], None] | None) -> None:
+    """Start the devices, load the models, then follow changes of the repository."""
+    await discovery.attach(runtime)
+    await registry.scan()
+    if on_ready is not None:
+        while not registry.ready()[0]:
+            await asyncio.sleep(0.02)
+        on_ready(runtime, registry)
+    await registry.watch()
+
+
+async def _lag(every: float = 0.5) -> None:
+    """How late the loop runs: what a blocked loop would show first (S02)."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + every
+        await asyncio.sleep(every)
+        metrics.loop_lag.set(max(0.0, loop.time() - due))
+
+
+def _complain(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (e := task.exception()) is not None:
+        log.error("a background task ended", exc_info=e)

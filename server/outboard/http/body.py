@@ -1,0 +1,149 @@
+"""Request bodies: raw images or multipart, counted on the wire, held in memory that is bounded, never on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect, Request
+
+from outboard.problems import Problem
+from outboard.runtime import Runtime
+from outboard.telemetry import metrics
+
+ACCEPTED = "image/jpeg, image/png, image/webp (the raw body), application/octet-stream, or multipart/form-data with fields named `image`"
+
+
+@dataclass(slots=True)
+class Submission:
+    """The images of a request, in their order, and its form fields."""
+
+    images: list[bytes]
+    fields: dict[str, str] = field(default_factory=dict)
+    multipart: bool = False
+
+
+@contextmanager
+def reserved(runtime: Runtime) -> Iterator[list[int]]:
+    """Accounts the body's bytes while the request lives: append to the list, and the sum is given back at the end."""
+    taken: list[int] = []
+    try:
+        yield taken
+    finally:
+        runtime.body_bytes -= sum(taken)
+
+
+async def read(request: Request, runtime: Runtime, taken: list[int]) -> bytes:
+    """The whole body. Counted as it comes, whatever Content-Length says (H01). Raises Problem."""
+    limit = runtime.settings.limits.body
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise _too_large(int(declared), limit)
+    chunks: list[bytes] = []
+    total = 0
+    try:
+        async for chunk in request.stream():
+            total += len(chunk)
+            if total > limit:
+                raise _too_large(total, limit)
+            if runtime.body_bytes + len(chunk) > runtime.slab.size:
+                raise Problem("memory_full", "the bodies of the requests in progress fill the frame memory; try again", retry_after=1.0)
+            runtime.body_bytes += len(chunk)
+            taken.append(len(chunk))
+            chunks.append(chunk)
+    except ClientDisconnect:
+        metrics.aborted.inc()
+        raise Problem("client_left", f"the connection ended after {total} bytes of the body") from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(nbytes: int, limit: int) -> Problem:
+    return Problem("body_too_large", f"the body has {nbytes} bytes or more, at most {limit} are taken; set [limits] body to take more")
+
+
+def submission(content_type: str | None, body: bytes, path: str, max_images: int) -> Submission:
+    """Split a body into images by its content type. Raises Problem."""
+    kind, options = parse_options_header(content_type or "")
+    name = kind.decode("latin-1").lower()
+    if name == "multipart/form-data":
+        boundary = options.get(b"boundary")
+        if not boundary:
+            raise Problem("bad_multipart", "the content type names no boundary; let your HTTP library write the header")
+        return _multipart(body, boundary, max_images)
+    if not body:
+        raise Problem("empty_body", f"the body is empty, expected an image: curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' http://…{path}")
+    # curl --data-binary without a header says x-www-form-urlencoded: what the bytes are decides.
+    if name in ("", "application/octet-stream", "application/x-www-form-urlencoded") or name.startswith("image/"):
+        return Submission([body])
+    raise Problem(
+        "unsupported_media_type",
+        f"{name} is not taken here; expected {ACCEPTED}, for example: curl -F image=@photo.jpg http://…{path}",
+        accepted=["image/jpeg", "image/png", "image/webp", "application/octet-stream", "multipart/form-data"],
+    )
+
+
+class _Parts:
+    """Collects the parts that the parser announces by its callbacks."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[dict[bytes, bytes], bytes]] = []
+        self.ended = False
+        self._headers: dict[bytes, bytes] = {}
+        self._name = self._value = b""
+        self._data: list[bytes] = []
+
+    def callbacks(self) -> dict[str, object]:
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_end,
+            "on_part_data": lambda data, a, b: self._data.append(data[a:b]),
+            "on_part_end": lambda: self.done.append((self._headers, b"".join(self._data))),
+            "on_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        self._headers, self._data, self._name, self._value = {}, [], b"", b""
+
+    def _header_field(self, data: bytes, a: int, b: int) -> None:
+        self._name += data[a:b]
+
+    def _header_value(self, data: bytes, a: int, b: int) -> None:
+        self._value += data[a:b]
+
+    def _header_end(self) -> None:
+        self._headers[self._name.lower()] = self._value
+        self._name = self._value = b""
+
+    def _end(self) -> None:
+        self.ended = True
+
+
+def _multipart(body: bytes, boundary: bytes, max_images: int) -> Submission:
+    parts = _Parts()
+    try:
+        parser = MultipartParser(boundary, parts.callbacks())  # type: ignore[arg-type]
+        parser.write(body)
+    except MultipartParseError as e:
+        raise Problem("bad_multipart", f"{str(e)[:120]}; expected parts separated by the boundary of the content type") from e
+    if not parts.ended:
+        raise Problem("multipart_truncated", "the closing boundary is missing: the upload was cut short; send it again")
+    found = Submission([], multipart=True)
+    for headers, data in parts.done:
+        _, options = parse_options_header(headers.get(b"content-disposition", b""))
+        name = options.get(b"name", b"").decode("utf-8", "replace")
+        if name == "image":
+            found.images.append(data)
+        elif b"filename" in options:
+            raise Problem("bad_multipart", f"the file is in field {name[:80]!r}, expected field 'image': curl -F image=@photo.jpg …")
+        else:
+            found.fields[name] = data[:1000].decode("utf-8", "replace")
+    if not found.images:
+        raise Problem("bad_multipart", "there is no field 'image' with a file: curl -F image=@photo.jpg …")
+    if len(found.images) > max_images:
+        raise Problem("too_many_images", f"{len(found.images)} images, at most {max_images} in one request")
+    return found

@@ -1,0 +1,39 @@
+"""/livez, /readyz, /metrics."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from outboard.registry import Registry
+from outboard.runtime import Runtime
+from outboard.telemetry import metrics
+
+
+def router(runtime: Runtime, registry: Registry) -> APIRouter:
+    routes = APIRouter(tags=["health"])
+
+    @routes.get("/livez", summary="The event loop turns")
+    async def livez() -> Response:
+        return Response(b'{"alive": true}', media_type="application/json")
+
+    @routes.get("/readyz", summary="Every model is served by some worker")
+    async def readyz(strict: bool = False) -> Response:
+        ready, why = registry.ready()
+        degraded = runtime.engine.degraded()
+        body: dict[str, object] = {"ready": ready, "degraded": degraded}
+        if degraded:
+            lost = [d for d in runtime.engine.devices.values() if d.kind in ("gpu", "sim") and d.state != "serving"]
+            why = why or "; ".join(f"{d.id} is {d.state}" + (f": {d.why}" if d.why else "") for d in lost)
+        if why:
+            body["why"] = why
+        return Response(msgspec.json.encode(body), 200 if ready and not (strict and degraded) else 503, media_type="application/json")
+
+    @routes.get("/metrics", summary="Prometheus metrics")
+    async def prometheus() -> Response:
+        metrics.frame_memory.set(runtime.engine.memory.used)
+        metrics.frame_memory_limit.set(runtime.engine.memory.size)
+        return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes

@@ -1,0 +1,128 @@
+"""/v1/models, /v1/devices: what is served, by what, and why not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from outboard.core.engine import ISOLATION
+from outboard.problems import Problem
+from outboard.registry import Model, Registry
+from outboard.runtime import Runtime
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def model_entry(runtime: Runtime, model: Model) -> dict[str, Any]:
+    """One entry of `/v1/models` (design.md, section 1)."""
+    version = model.serving or model.loading
+    entry: dict[str, Any] = {"name": model.name, "state": model.state, "error": model.error}
+    if version is None:
+        return entry | {"task": None, "backend": None, "version": None, "input": None, "devices": [], "license": None, "source": None}
+    toml = version.spec.toml
+    first = next(iter(version.spec.networks.values()))
+    on = [set(runtime.engine.ready_on(i)) for i in version.ids.values()]
+    devices = [d for d in runtime.devices if on and all(d in ready for ready in on)]
+    members = [runtime.networks[i] for i in version.ids.values() if i in runtime.networks]
+    return entry | {
+        "task": toml.task,
+        "backend": toml.backend,
+        "version": version.spec.version,
+        "input": {"width": first.input.size[0], "height": first.input.size[1]},
+        "devices": devices,
+        "providers": {d: sorted({m.providers[d] for m in members if d in m.providers}) for d in devices},
+        "license": toml.license or None,
+        "source": toml.source or None,
+    }
+
+
+def device_entry(runtime: Runtime, device: str) -> dict[str, Any]:
+    """One entry of `/v1/devices`. Times are ISO 8601 in UTC."""
+    state, known = runtime.engine.devices[device], runtime.devices[device]
+    hello = known.hello
+    last = state.history.last
+    return {
+        "id": device,
+        "kind": known.kind,
+        "name": hello.name if hello else None,
+        "uuid": hello.uuid if hello else None,
+        "state": state.state,
+        "why": state.why or None,
+        "until": _iso(runtime, state.until) if state.until is not None else None,
+        "simulated": known.kind == "sim",
+        "external": known.external,
+        "concurrency": known.slots,
+        "link": {
+            "type": None,
+            "h2d_bytes_per_s": hello.h2d_bytes_per_s or None if hello else None,
+            "d2h_bytes_per_s": hello.d2h_bytes_per_s or None if hello else None,
+            "pcie_generation": None,
+            "pcie_width": None,
+        },
+        "memory": {
+            "total_bytes": hello.memory_total or None if hello else None,
+            "free_bytes": known.memory_free or None,
+            "headroom_bytes": None,
+        },
+        "losses": state.history.total,
+        "last_loss": {"at": _iso(runtime, last[0]), "why": last[1]} if last else None,
+        "batches": {
+            n.rpartition("@")[0]: {"most_rows": runtime.engine._cap(state, n), "seconds": entry.costs.table()}
+            for n, entry in state.networks.items()
+            if entry.costs is not None
+        },
+    }
+
+
+def _iso(runtime: Runtime, at: float) -> str:
+    ago = runtime.now() - at
+    return datetime.fromtimestamp(datetime.now(UTC).timestamp() - ago, UTC).isoformat(timespec="seconds")
+
+
+def router(runtime: Runtime, registry: Registry) -> APIRouter:
+    routes = APIRouter()
+
+    def visible() -> list[str]:
+        return [d for d in runtime.engine.devices if d != ISOLATION]
+
+    @routes.get("/v1/models", tags=["models"], summary="Every model of the repository")
+    async def models() -> Response:
+        return _json({"models": [model_entry(runtime, m) for _, m in sorted(registry.models.items())]})
+
+    @routes.get("/v1/models/{model}", tags=["models"], summary="One model")
+    async def model(model: str) -> Response:
+        return _json(model_entry(runtime, registry.get(model)))
+
+    @routes.post("/v1/models/{model}/load", tags=["models"], summary="Read the model again and load it")
+    async def load(model: str) -> Response:
+        return _json(model_entry(runtime, await registry.load(model)))
+
+    @routes.post("/v1/models/{model}/unload", tags=["models"], summary="Take the model out of service")
+    async def unload(model: str) -> Response:
+        return _json(model_entry(runtime, registry.unload(model)))
+
+    @routes.get("/v1/devices", tags=["devices"], summary="Every device, its state and its history")
+    async def devices() -> Response:
+        return _json({"devices": [device_entry(runtime, d) for d in visible()]})
+
+    @routes.get("/v1/devices/{device}", tags=["devices"], summary="One device")
+    async def device(device: str) -> Response:
+        return _json(device_entry(runtime, known(device)))
+
+    @routes.post("/v1/devices/{device}/reset", tags=["devices"], summary="End a quarantine or an ejection: try the device now")
+    async def reset(device: str) -> Response:
+        runtime.reset(known(device))
+        return _json(device_entry(runtime, device))
+
+    def known(device: str) -> str:
+        if device not in visible():
+            raise Problem("device_not_found", f"there is no device {device[:80]!r}; known: {', '.join(visible())}")
+        return device
+
+    return routes

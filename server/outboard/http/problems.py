@@ -1,0 +1,58 @@
+"""Problems as RFC 9457 answers; the one place where exceptions become statuses."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from outboard.problems import Problem
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+_ROUTING = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+
+
+def respond(problem: Problem) -> Response:
+    headers = {}
+    if problem.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after)))
+    return Response(msgspec.json.encode(problem.body()), problem.status, headers, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Every error of `app` leaves as a problem."""
+
+    @app.exception_handler(Problem)
+    async def _problem(request: Request, e: Problem) -> Response:
+        return respond(e)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, e: HTTPException) -> Response:
+        slug = _ROUTING.get(e.status_code)
+        if slug == "not_found":
+            return respond(Problem(slug, f"nothing is at {request.url.path[:200]}; /docs lists the routes"))
+        if slug == "method_not_allowed":
+            allowed = (e.headers or {}).get("Allow", "another method")
+            return respond(Problem(slug, f"{request.url.path[:200]} takes {allowed}, not {request.method}"))
+        if slug is not None:
+            return respond(Problem(slug, str(e.detail)[:200]))
+        body = {"type": "about:blank", "title": str(e.detail)[:200], "status": e.status_code}
+        return Response(msgspec.json.encode(body), e.status_code, dict(e.headers or {}), MEDIA_TYPE)
+
+    @app.exception_handler(RequestValidationError)
+    async def _validation(request: Request, e: RequestValidationError) -> Response:
+        # Never the input itself: it may be an image (H09).
+        what = "; ".join(f"{'.'.join(map(str, x.get('loc', ())))}: {x.get('msg', '')}" for x in e.errors())
+        return respond(Problem("bad_option", what[:200]))
+
+    @app.exception_handler(Exception)
+    async def _unexpected(request: Request, e: Exception) -> Response:
+        log.exception("%s %s failed", request.method, request.url.path)
+        return respond(Problem("internal", f"{type(e).__name__}; the server's log has the trace"))

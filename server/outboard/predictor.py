@@ -1,0 +1,117 @@
+"""One submitted image to one answer: the path of a frame, read straight down.
+
+header -> (engine: admit) -> decode and fit into shared memory -> (engine: batch, place) -> worker -> task decoder -> answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from outboard import tasks
+from outboard.imaging.decode import decode
+from outboard.imaging.draw import draw
+from outboard.imaging.fit import decode_size, fit
+from outboard.imaging.geometry import Geometry
+from outboard.imaging.header import Header, read_header
+from outboard.ocr import read_text
+from outboard.problems import Problem
+from outboard.registry import Version
+from outboard.runtime import Runtime
+from outboard.tasks.answer import answer_body
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asks for, checked. Times are the event loop's seconds."""
+
+    options: tasks.Options
+    deadline: float
+    strict_device: bool = False
+    received: float = 0.0  #: seconds from the first byte to the whole body
+
+
+class Predictor:
+    """Answers images with the models of a runtime."""
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+
+    async def predict(self, version: Version, body: bytes, request: Request) -> dict[str, Any]:
+        """The answer's JSON values (design.md, section 1). Raises Problem."""
+        began = time.perf_counter()
+        spec = version.spec
+        if request.strict_device and self.runtime.engine.degraded():
+            raise Problem("device_unavailable", "strict_device was asked for, and the device does not serve now; see GET /v1/devices", retry_after=5.0)
+        header = read_header(body, max_pixels=self.runtime.settings.limits.pixels)
+        if spec.toml.parts:
+            content, outcome = await read_text(self.runtime, version, body, header, request.options, request.deadline)
+        else:
+            network = spec.networks[""]
+            width, height = network.input.size
+
+            def fill(rows: np.ndarray) -> Geometry:
+                pixels = decode(body, header, min_size=decode_size(header, network.input), background=network.input.background)
+                return fit(pixels, header, network.input, rows[0])
+
+            outcome = await self.runtime.submit(version.ids[""], (height, width, 3), fill, deadline=request.deadline, kind=header.format, body=body)
+            self.runtime.fill_costs.observe(header.format, len(body), outcome.decode)
+            if spec.toml.task == "classification":  # cheaper than handing it to a thread
+                content = self._content(version, outcome.rows[0], outcome.filled, request.options)
+            else:
+                content = await self.runtime.in_thread(self._content, version, outcome.rows[0], outcome.filled, request.options)
+        if request.strict_device and outcome.degraded:
+            raise Problem("device_unavailable", f"strict_device was asked for, and {outcome.device} had to answer", retry_after=5.0)
+        total = time.perf_counter() - began
+        post = max(0.0, total - outcome.decode - outcome.queue - outcome.infer)
+        answer = {
+            "id": secrets.token_hex(8),
+            "model": spec.name,
+            "version": spec.version,
+            "task": spec.toml.task,
+            "device": outcome.device,
+            "degraded": outcome.degraded,
+            "image": {"width": header.width, "height": header.height, "orientation": header.orientation},
+            **content,
+            "timing_ms": {
+                "receive": _ms(request.received),
+                "decode": _ms(outcome.decode),
+                "queue": _ms(outcome.queue),
+                "infer": _ms(outcome.infer),
+                "post": _ms(post),
+                "total": _ms(request.received + total),
+            },
+        }
+        if header.bit_depth != 8:
+            answer["source_bit_depth"] = header.bit_depth
+        if outcome.device in self.runtime.devices and self.runtime.devices[outcome.device].kind == "sim":
+            answer["simulated"] = True
+        return answer
+
+    @staticmethod
+    def _content(version: Version, outputs: dict[str, np.ndarray], geometry: Geometry, options: tasks.Options) -> dict[str, Any]:
+        return answer_body(tasks.decode(outputs, version.spec, options), version.spec, geometry)
+
+    async def picture(self, body: bytes, answer: dict[str, Any]) -> bytes:
+        """The submitted picture, upright, with the answer drawn on, as JPEG."""
+        header: Header = read_header(body, max_pixels=self.runtime.settings.limits.pixels)
+        return await self.runtime.in_thread(lambda: draw(decode(body, header), answer))
+
+    async def several(self, version: Version, bodies: list[bytes], request: Request) -> list[dict[str, Any]]:
+        """One answer for each image, in their order; a bad one has its problem in its place (M04)."""
+
+        async def one(body: bytes) -> dict[str, Any]:
+            try:
+                return await self.predict(version, body, request)
+            except Problem as e:
+                return e.body()
+
+        return await asyncio.gather(*map(one, bodies))
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 2)

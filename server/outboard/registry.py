@@ -1,0 +1,215 @@
+"""Models by name: which version answers, which one is being loaded beside it, and why one cannot be loaded.
+
+The registry watches the repository. A changed model is loaded beside the old version and takes over once each of its networks is
+ready on some device; a version that fails leaves the old one where it was, with the error beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import watchfiles
+
+from outboard import repository
+from outboard.problems import Problem
+from outboard.repository import ModelProblem, ModelSpec
+from outboard.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+ModelState = Literal["loading", "ready", "failed", "unloaded"]
+
+
+@dataclass(slots=True)
+class Version:
+    """A model version whose networks the engine knows. `ids` maps part ("" for the whole model) to the engine's id."""
+
+    spec: ModelSpec
+    ids: dict[str, str]
+
+
+@dataclass(slots=True)
+class Model:
+    name: str
+    serving: Version | None = None
+    loading: Version | None = None
+    error: dict[str, str] | None = None
+    unloaded: bool = False
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)  #: resolved when `loading` has ended, well or badly
+
+    @property
+    def state(self) -> ModelState:
+        if self.serving is not None:
+            return "ready"
+        if self.loading is not None:
+            return "loading"
+        return "unloaded" if self.unloaded else "failed"
+
+
+class Registry:
+    """The models of one repository folder, on one event loop."""
+
+    def __init__(self, runtime: Runtime, root: Path):
+        self.runtime = runtime
+        self.root = root
+        self.models: dict[str, Model] = {}
+        self.scanned = False
+        runtime.on_network.append(self._network_changed)
+
+    async def scan(self) -> None:
+        """Read every model of the folder: new ones are loaded, changed ones beside their old version, removed ones retired."""
+        found = await asyncio.to_thread(repository.names, self.root)
+        for name in [n for n in self.models if n not in found]:
+            self._remove(name)
+        for name in found:
+            model = self.models.get(name)
+            if model is None or not model.unloaded:
+                await self._read(name)
+        self.scanned = True
+
+    async def watch(self) -> None:
+        """Follow changes for ever. Half-written files are seen again when they are whole."""
+        async for changes in watchfiles.awatch(self.root, step=200, recursive=True, ignore_permission_denied=True):
+            names = {Path(p).relative_to(self.root.resolve()).parts[0] for _, p in changes if Path(p).is_relative_to(self.root.resolve())}
+            log.info("the repository changed: %s", ", ".join(sorted(names)))
+            await self.scan()
+
+    async def _read(self, name: str) -> None:
+        model = self.models.setdefault(name, Model(name))
+        try:
+            spec = await asyncio.to_thread(repository.read, self.root / name)
+        except ModelProblem as e:
+            self._failed(model, e.as_dict())
+            return
+        for version in (model.serving, model.loading):
+            if version is not None and version.spec.version == spec.version:
+                if version is model.serving:
+                    if model.loading is not None:  # the change was taken back
+                        self._retire(model.loading)
+                        model.loading = None
+                    model.error = None
+                return
+        if model.loading is not None:
+            self._retire(model.loading)
+        model.error = None
+        version = model.loading = Version(spec, {})
+        ids = self.runtime.add_model(spec)
+        version.ids = dict(zip(spec.networks, ids, strict=True))
+        self._network_changed("")
+
+    def _network_changed(self, network: str) -> None:
+        """A device has loaded a network, or refused it."""
+        for model in self.models.values():
+            version = model.loading
+            if version is None or not version.ids:
+                continue
+            if all(self.runtime.engine.ready_on(i) for i in version.ids.values()):
+                old, model.serving, model.loading = model.serving, version, None
+                model.unloaded = False
+                if old is not None:
+                    self._retire(old)
+                log.info("model %s %s serves%s", model.name, version.spec.version, f" in place of {old.spec.version}" if old else "")
+                self._wake(model)
+                continue
+            for network_id in version.ids.values():
+                if self._refused_everywhere(network_id):
+                    member = self.runtime.networks[network_id]
+                    assert member.failure is not None
+                    failure = member.failure
+                    self._retire(version)
+                    model.loading = None
+                    self._failed(
+                        model, {"file": failure.file, "key": failure.key, "expected": failure.expected, "message": failure.message}
+                    )
+                    break
+
+    def _refused_everywhere(self, network_id: str) -> bool:
+        member = self.runtime.networks.get(network_id)
+        if member is None or member.failure is None:
+            return False
+        devices = [d for d in self.runtime.engine.devices.values() if network_id in d.networks]
+        return bool(devices) and all(d.networks[network_id].state == "failed" for d in devices)
+
+    def _failed(self, model: Model, error: dict[str, str]) -> None:
+        if model.error != error:
+            kept = f"; version {model.serving.spec.version} goes on serving" if model.serving else ""
+            log.error("model %s: %s: %s: %s; expected %s%s", model.name, error["file"], error["key"], error["message"], error["expected"], kept)
+        model.error = error
+        self._wake(model)
+
+    def _retire(self, version: Version) -> None:
+        for network_id in version.ids.values():
+            self.runtime.retire(network_id)
+
+    def _remove(self, name: str) -> None:
+        model = self.models.pop(name)
+        for version in (model.serving, model.loading):
+            if version is not None:
+                self._retire(version)
+        log.info("model %s was removed", name)
+
+    @staticmethod
+    def _wake(model: Model) -> None:
+        for future in model.waiting:
+            if not future.done():
+                future.set_result(None)
+        model.waiting.clear()
+
+    # ---------------------------------------------------------------- for the routes
+
+    def get(self, name: str) -> Model:
+        """Raises Problem model_not_found."""
+        model = self.models.get(name)
+        if model is None:
+            known = ", ".join(sorted(self.models)) or "none yet"
+            raise Problem("model_not_found", f"there is no model {name[:80]!r}; the repository has: {known}")
+        return model
+
+    def serving(self, name: str) -> Version:
+        """The version that answers now. Raises Problem model_not_found, model_not_ready or model_invalid."""
+        model = self.get(name)
+        if model.serving is not None:
+            return model.serving
+        if model.loading is not None or not self.scanned:
+            raise Problem("model_not_ready", f"{name} is being loaded; try again in a moment", retry_after=1.0)
+        if model.unloaded:
+            raise Problem("model_not_ready", f"{name} was unloaded; POST /v1/models/{name}/load brings it back")
+        raise Problem("model_invalid", f"{name} cannot be loaded; see GET /v1/models/{name}", **(model.error or {}))
+
+    async def load(self, name: str) -> Model:
+        """Read it again and wait until it serves or has failed. Raises Problem model_invalid."""
+        model = self.get(name)
+        model.unloaded = False
+        await self._read(name)
+        if model.loading is not None:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            model.waiting.append(future)
+            await future
+        if model.error is not None:
+            raise Problem("model_invalid", f"{name} cannot be loaded: {model.error['message'] or model.error['key']}", **model.error)
+        return model
+
+    def unload(self, name: str) -> Model:
+        model = self.get(name)
+        for version in (model.serving, model.loading):
+            if version is not None:
+                self._retire(version)
+        model.serving = model.loading = None
+        model.unloaded = True
+        self._wake(model)
+        return model
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether every model is served by some worker, and why not."""
+        if not self.scanned:
+            return False, "the repository is being read"
+        waiting = [m.name for m in self.models.values() if m.state == "loading"]
+        if waiting:
+            return False, "loading: " + ", ".join(waiting)
+        return True, ""
+
+

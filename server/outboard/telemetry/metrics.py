@@ -1,0 +1,60 @@
+"""Prometheus metrics. Label values come from closed lists: loaded models, devices, slugs of `problems.PROBLEMS`, route templates."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+REGISTRY = CollectorRegistry()
+STATES = ("starting", "warming", "serving", "standby", "suspect", "lost", "quarantined", "ejected", "off")
+
+_frames = Counter("outboard_frames", "Frames by outcome (answered, or the problem's slug)", ["model", "device", "outcome"], registry=REGISTRY)
+_batches = Histogram(
+    "outboard_batch_size", "Rows of a batch", ["device", "model"], buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=REGISTRY
+)
+_state = Gauge("outboard_device_state", "1 for the state that the device is in", ["device", "state"], registry=REGISTRY)
+_lost = Counter("outboard_device_lost", "Times that a device was lost", ["device"], registry=REGISTRY)
+_requests = Counter("outboard_http_requests", "HTTP requests", ["route", "status"], registry=REGISTRY)
+_seconds = Histogram(
+    "outboard_http_request_seconds",
+    "Seconds from the request's first byte to its answer",
+    ["route"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+    registry=REGISTRY,
+)
+aborted = Counter("outboard_uploads_aborted", "Requests whose client left before the body was complete", registry=REGISTRY)
+frame_memory = Gauge("outboard_frame_memory_bytes", "Frame memory in use", registry=REGISTRY)
+frame_memory_limit = Gauge("outboard_frame_memory_limit_bytes", "Frame memory in all", registry=REGISTRY)
+loop_lag = Gauge("outboard_loop_lag_seconds", "How late the event loop ran its last timer", registry=REGISTRY)
+
+# Looking labels up costs more than counting: the children are kept. The keys are closed lists, so the caches stay small.
+_frame_child = lru_cache(4096)(lambda model, device, outcome: _frames.labels(model, device, outcome))
+_batch_child = lru_cache(1024)(lambda device, model: _batches.labels(device, model))
+_request_child = lru_cache(1024)(lambda route, status: _requests.labels(route, status))
+_seconds_child = lru_cache(256)(lambda route: _seconds.labels(route))
+
+
+def frame(network: str, device: str, outcome: str) -> None:
+    """One frame has ended. `network` is the engine's id."""
+    _frame_child(network.rpartition("@")[0], device, outcome).inc()
+
+
+def batch(device: str, model: str, rows: int) -> None:
+    _batch_child(device, model).observe(rows)
+
+
+def device_state(device: str, state: str) -> None:
+    for name in STATES:
+        _state.labels(device, name).set(name == state)
+    if state == "lost":
+        _lost.labels(device).inc()
+
+
+def request(route: str, status: int, seconds: float) -> None:
+    _request_child(route, str(status)).inc()
+    _seconds_child(route).observe(seconds)
+
+
+def exposition() -> bytes:
+    return generate_latest(REGISTRY)
