@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cv2
@@ -12,6 +12,7 @@ import simplejpeg
 from PIL import Image, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
+Polygon = Sequence[Sequence[float]]
 
 #: Bright and far apart, also for most colour-blind eyes; a class keeps its colour from picture to picture.
 _COLOURS: tuple[Colour, ...] = (
@@ -34,16 +35,23 @@ def draw(pixels: np.ndarray, answer: Mapping[str, Any], *, quality: int = 90) ->
     if mask := answer.get("mask"):
         pixels = _tint(pixels, mask)
     pen = _Pen(pixels, width / answer["image"]["width"], height / answer["image"]["height"])
-    for item in sorted(answer.get("detections", ()), key=lambda d: d["score"]):  # the surest on top
-        x1, y1, x2, y2 = item["box"]
-        pen.outline([(x1, y1), (x2, y1), (x2, y2), (x1, y2)], _colour(item["class_id"]), f"{item['label']} {item['score']:.0%}")
-    for i, item in enumerate(answer.get("texts", ())):
-        pen.outline(item["polygon"], _colour(i), item["text"])
+    detections = sorted(answer.get("detections", ()), key=lambda d: d["score"])  # the surest on top
+    shapes = [(_corners(d["box"]), _colour(d["class_id"]), f"{d['label']} {d['score']:.0%}") for d in detections]
+    shapes += [(t["polygon"], _colour(i), t["text"]) for i, t in enumerate(answer.get("texts", ()))]
+    for polygon, colour, _ in shapes:
+        pen.outline(polygon, colour)
+    for polygon, colour, text in reversed(shapes):  # the surest have the best places
+        pen.label(polygon, colour, text)
     if classes := answer.get("classes"):
-        pen.panel([(f"{item['label']}  {item['score']:.1%}", _colour(item["class_id"])) for item in classes[:_MAX_LINES]])
+        pen.panel([(f"{item['label']}  {item['score']:.1%}", _colour(rank)) for rank, item in enumerate(classes[:_MAX_LINES])])
     elif mask and mask.get("labels"):
         pen.panel([(str(label), _colour(i)) for i, label in enumerate(mask["labels"]) if i][:_MAX_LINES])
     return simplejpeg.encode_jpeg(np.asarray(pen.image), quality=quality, colorspace="RGB", colorsubsampling="444")  # 420 blurs small letters
+
+
+def _corners(box: Sequence[float]) -> Polygon:
+    x1, y1, x2, y2 = box
+    return [(x1, y1), (x2, y1), (x2, y2), (x1, y2)]
 
 
 def _colour(class_id: int) -> Colour:
@@ -66,23 +74,27 @@ class _Pen:
         self._draw = ImageDraw.Draw(self.image)
         self._scale = (scale_x, scale_y)
         short = min(self.image.size)
-        self._line = max(1, round(short / 220))
+        self._line = max(1, round(short / 180))
         self._font = ImageFont.load_default(size=min(max(11, short / 30), 72))
         self._pad = max(2, round(short / 150))
         self._labels: list[tuple[float, float, float, float]] = []
 
-    def outline(self, polygon: Iterable[Iterable[float]], colour: Colour, text: str) -> None:
-        """A closed outline with a dark rim (readable on any ground), and its label where it covers no other label."""
-        points = [(x * self._scale[0], y * self._scale[1]) for x, y in polygon]
+    def _points(self, polygon: Polygon) -> list[tuple[float, float]]:
+        return [(x * self._scale[0], y * self._scale[1]) for x, y in polygon]
+
+    def outline(self, polygon: Polygon, colour: Colour) -> None:
+        """A closed outline with a dark rim, so that it shows on any ground."""
+        points = self._points(polygon)
         ring = [*points, points[0], points[1]]  # the second point again: its corner is joined too
         self._draw.line(ring, fill=_DARK, width=self._line + 2, joint="curve")
         self._draw.line(ring, fill=colour, width=self._line, joint="curve")
-        xs, ys = [p[0] for p in points], [p[1] for p in points]
-        self._label(min(xs), min(ys), max(ys), colour, text)
 
-    def _label(self, left: float, top: float, bottom: float, colour: Colour, text: str) -> None:
+    def label(self, polygon: Polygon, colour: Colour, text: str) -> None:
+        """A label above the polygon, or where else it stays in the picture and covers no other label."""
+        xs, ys = zip(*self._points(polygon), strict=True)
+        top, bottom = min(ys), max(ys)
         width, height = self._size(text)
-        left = max(0, min(left - self._line / 2, self.image.width - width))
+        left = max(0, min(min(xs) - self._line / 2, self.image.width - width))
         spots = [(left, y, left + width, y + height) for y in (top - height, top, bottom, bottom - height, top + height)]
         inside = [s for s in spots if s[1] >= 0 and s[3] <= self.image.height]
         spot = next((s for s in inside if not any(_overlap(s, other) for other in self._labels)), (inside or spots)[0])
