@@ -22,6 +22,7 @@ class Costs:
         self._rows = sorted({rows for rows, _ in measured})
         cost = dict(measured)
         self._seconds = [cost[rows] for rows in self._rows]
+        self._knees: dict[int, int] = {}  # most -> knee; forgotten with each observation
 
     def expected(self, rows: int) -> float:
         """Seconds for a batch of `rows`."""
@@ -44,14 +45,18 @@ class Costs:
         near = {above} if r[above] == rows or above == 0 or rows > r[-1] else {above - 1, above}
         for i in near:
             self._seconds[i] *= 1 + LEARNING * (ratio - 1)
+        self._knees.clear()
 
     def knee(self, most: int) -> int:
         """The smallest measured batch, at most `most`, within 5 % of the best throughput."""
+        if (known := self._knees.get(most)) is not None:
+            return known
         sizes = [(n, n / s) for n, s in zip(self._rows, self._seconds, strict=True) if n <= most and s > 0]
         if not sizes:
             return 1
         best = max(rate for _, rate in sizes)
-        return next(n for n, rate in sizes if rate >= best * (1 - KNEE_TOLERANCE))
+        knee = self._knees[most] = next(n for n, rate in sizes if rate >= best * (1 - KNEE_TOLERANCE))
+        return knee
 
     def table(self) -> list[tuple[int, float]]:
         return list(zip(self._rows, self._seconds, strict=True))

@@ -83,6 +83,8 @@ class Engine:
         self._unfilled: dict[str, int] = {}  # network -> rows admitted and not yet ready
         self._suspects: deque[tuple[Frame, int]] = deque()
         self._timers = Timers()
+        self._ranked: list[Device] = []  # without isolation, by rank
+        self._homes: dict[str, list[Device]] = {}  # network -> `_home`, forgotten by `_placement_changed`
         self._batches = 0
         self._seq = 0
         self._pings = 0
@@ -127,6 +129,7 @@ class Engine:
             return
         del self.networks[network]
         del self._unfilled[network]
+        self._homes.pop(network, None)
         for key in [k for k in self._queues if k[0] == network]:
             del self._queues[key]
         for device in self.devices.values():
@@ -141,7 +144,7 @@ class Engine:
 
     def ready_on(self, network: str) -> list[str]:
         """Ids of the devices on which the network can run now, in the order in which they are preferred."""
-        return [d.id for d in self._by_rank() if self._ready(d, network) and d.kind != ISOLATION]
+        return [d.id for d in self._ranked if self._ready(d, network) and d.kind != ISOLATION]
 
     # ---------------------------------------------------------------- frames
 
@@ -327,7 +330,7 @@ class Engine:
 
     def _pump(self, now: float) -> None:
         self._fill(now)
-        for device in self._by_rank():
+        for device in self._ranked:
             while device.state in LIVE and device.free_slots() > 0 and self._dispatch_one(now, device):
                 pass
         if self._suspects:
@@ -436,9 +439,6 @@ class Engine:
 
     # ---------------------------------------------------------------- placement
 
-    def _by_rank(self) -> list[Device]:
-        return sorted((d for d in self.devices.values() if d.kind != ISOLATION), key=lambda d: d.rank)
-
     @staticmethod
     def _ready(device: Device, network: str) -> bool:
         entry = device.networks.get(network)
@@ -446,9 +446,15 @@ class Engine:
 
     def _home(self, network: str) -> list[Device]:
         """The devices that serve a network now: every accelerator on which it is ready, else the CPU."""
-        ready = [d for d in self._by_rank() if self._ready(d, network)]
-        accelerators = [d for d in ready if d.kind != "cpu"]
-        return accelerators or ready
+        home = self._homes.get(network)
+        if home is None:
+            ready = [d for d in self._ranked if self._ready(d, network)]
+            home = self._homes[network] = [d for d in ready if d.kind != "cpu"] or ready
+        return home
+
+    def _placement_changed(self) -> None:
+        """A device's state, or what is ready on it, has changed."""
+        self._homes.clear()
 
     def degraded(self) -> bool:
         """An accelerator that the user asked for does not serve now."""
@@ -562,6 +568,10 @@ class Engine:
         """Make a device known; start its worker when it is present, else go on looking for it."""
         history = LossHistory(self.config.failback, random.Random(self._rng.random()))
         d = self.devices[device] = Device(device, kind, slots, rank, history, since=now)  # type: ignore[arg-type]
+        if kind != ISOLATION:
+            self._ranked.append(d)
+            self._ranked.sort(key=lambda x: x.rank)
+        self._placement_changed()
         if present:
             self._start(now, d)
         else:
@@ -606,6 +616,7 @@ class Engine:
 
     def _load(self, d: Device, network: str) -> None:
         d.networks[network] = OnDevice()
+        self._placement_changed()
         self.commands.append(c.Load(d.id, d.generation, network))
 
     def loaded(self, now: float, device: str, generation: int, network: str, costs: list[tuple[int, float]], fixed_rows: int = 0) -> None:
@@ -618,6 +629,7 @@ class Engine:
         entry.fixed_rows = fixed_rows
         if d.parallel:
             entry.state = "ready"
+            self._placement_changed()
             self._settle(now, d)
             for other in self.devices.values():  # their golden answers may have waited for the CPU's
                 if not other.parallel and network in other.networks and other.networks[network].state == "checking":
@@ -638,6 +650,7 @@ class Engine:
         if d is None or network not in d.networks:
             return
         d.networks[network].state = "failed"
+        self._placement_changed()
         d.networks[network].why = why
         if d.kind == "cpu":
             for other in self.devices.values():
@@ -658,6 +671,7 @@ class Engine:
             self.device_lost(now, device, generation, f"it answers wrongly: {why}", explained=True, quarantine=True)
             return
         d.networks[network].state = "ready"
+        self._placement_changed()
         self._settle(now, d)
         self._pump(now)
 
@@ -710,9 +724,8 @@ class Engine:
         if d is None or d.generation != generation or d.state in ("lost", "quarantined", "ejected", "off"):
             return
         taken = list(d.running.values())
-        d.running = {}
-        d.networks = {}
-        d.up = False
+        d.running, d.networks, d.up = {}, {}, False
+        self._placement_changed()
         for b in taken:
             self._timers.cancel(("overdue", b.id, device))
         # Their memory is held until the process has really ended.
@@ -818,6 +831,7 @@ class Engine:
         if d.state not in ("lost", "quarantined"):
             taken = list(d.running.values())
             d.running, d.networks, d.up = {}, {}, False
+            self._placement_changed()
             for b in taken:
                 self._timers.cancel(("overdue", b.id, device))
                 self._requeue(b.rows)
@@ -832,6 +846,7 @@ class Engine:
         self._pump(now)
 
     def _set_state(self, now: float, d: Device, state: str, why: str) -> None:
+        self._placement_changed()
         if d.state != state or d.why != why:
             d.state, d.why, d.since = state, why, now  # type: ignore[assignment]
             self.commands.append(c.StateChanged(d.id, state, why))
