@@ -23,7 +23,7 @@ test-long: models ## the tests that take long, too
 
 lint: venv ## ruff, and the import rules of the architecture
 	$(python) -m ruff check .
-	@$(python) -m importlinter.cli lint --cache-dir .cache/import_linter
+	@.venv/bin/lint-imports --cache-dir .cache/import_linter
 
 check: lint ## lint and the unit tests: seconds
 	$(python) -m pytest tests/unit $(ARGS)

@@ -11,7 +11,7 @@ extras="server torch load test"
 python=${PYTHON:-$(command -v python3.11 || command -v python3 || true)}
 [ -n "$python" ] || { echo "make: no python3 found; install Python 3.11 or newer, or set PYTHON=/path/to/python" >&2; exit 2; }
 
-# One line: the version and architecture of Python, then what identifies the dependencies; on line two the requirements to install.
+# Line one: what identifies Python, its platform and the dependencies; line two: the requirements to install.
 { read -r hash; read -r -a requirements; } < <("$python" - $extras <<'PY'
 import hashlib
 import platform
