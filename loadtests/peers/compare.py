@@ -43,7 +43,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="write every figure here")] = None,
 ) -> None:
     """Compare Outboard with its peers and with the bare loop. Exit status 1: a target was missed."""
-    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console = Console() if sys.stdout.isatty() else Console(width=150)
     chosen, targets = sides.split(","), [parse_target(text) for text in target or []]
     if unknown := set(chosen) - {LOOP, *SERVERS}:
         raise typer.BadParameter(f"unknown sides {sorted(unknown)}; there are {[LOOP, *SERVERS]}")

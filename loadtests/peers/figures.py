@@ -77,7 +77,9 @@ def missed(targets: list[tuple[str, str, float]], limit: float, rows: list[dict]
     groups = {"best-loop": loops, "best-peer": sides - loops - {"outboard"}}
     for workload, other, wanted in targets:
         got = ratio(rows, workload, "outboard", groups.get(other, {other}))
-        if got < wanted:
+        if not got:
+            out.append(f"{workload}: outboard against {other} was not measured")
+        elif got < wanted:
             out.append(f"{workload}: outboard is {got:.3f} of {other}, wanted at least {wanted}")
     for s in summaries:
         if s["side"] != "outboard":
