@@ -85,6 +85,7 @@ def serve(
     except OSError as e:
         raise _refuse(f"cannot listen on {settings.host}:{settings.port}: {e.strerror}; choose another with --port", 1) from e
     bound = listener.getsockname()[1]
+    logging.getLogger("outboard").info("listening on http://%s:%d; loading the models of %s", settings.host, bound, settings.models)
     web = create(settings, on_ready=lambda runtime, registry: _welcome(settings, bound, runtime, registry))
     server = uvicorn.Server(
         uvicorn.Config(web, loop="uvloop", http="httptools", log_level="warning", access_log=False, lifespan="on", timeout_keep_alive=75, server_header=False)

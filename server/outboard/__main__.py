@@ -1,0 +1,3 @@
+from outboard.cli import main
+
+main()
