@@ -15,7 +15,8 @@ from outboard.worker.networks import LoadedNetwork
 
 log = logging.getLogger(__name__)
 
-BUDGET_S = 0.6  #: time to spend on one network's costs; a batch that takes long is measured all the same, once
+BUDGET_S = 0.6  #: time to spend on one network's costs, over all batch sizes
+SIZE_BUDGET_S = 0.1  #: and on one batch size; each is run three times in any case
 LONG_BATCH_S = 0.4  #: above this no larger batch is tried
 
 Costs = list[tuple[int, float]]
@@ -73,8 +74,8 @@ def disagreement(got: np.ndarray, want: np.ndarray, relative: float) -> str:
 
 
 def _mixed_rows(image: np.ndarray, rows: int) -> tuple[np.ndarray, list[int]]:
-    """`rows` different pictures in one memory, and their offsets: the image, rolled further for each row."""
-    pictures = np.stack([np.roll(image, 7 * i, axis=1) for i in range(rows)])
+    """`rows` different pictures in one memory, and their offsets: the image, moved and darkened from row to row."""
+    pictures = np.stack([np.roll(image, 7 * i, axis=1) // (1 + i % 3) for i in range(rows)])
     return pictures.reshape(-1), [i * image.nbytes for i in range(rows)]
 
 
@@ -117,7 +118,7 @@ def costs(network: LoadedNetwork, image: np.ndarray, slots: int, budget_s: float
     for rows in sizes:
         memory, offsets = _mixed_rows(image, rows)
         try:
-            seconds = _busy_seconds(lambda m=memory, o=offsets: network.run(m, o, image.shape), slots, max(0.0, deadline - time.perf_counter()) / 3)
+            seconds = _busy_seconds(lambda m=memory, o=offsets: network.run(m, o, image.shape), slots, min(SIZE_BUDGET_S, max(0.0, deadline - time.perf_counter()) / 3))
         except Exception as e:
             if not measured:
                 raise
