@@ -22,6 +22,7 @@ from outboard.core.engine import ISOLATION, Engine, EngineConfig
 from outboard.core.failback import FailbackPolicy
 from outboard.core.state import Network
 from outboard.devices import protocol
+from outboard.devices.simulated import FAULTS
 from outboard.devices.slab import Slab
 from outboard.devices.supervisor import Supervisor, Worker
 from outboard.problems import Problem
@@ -87,6 +88,8 @@ class DeviceEntry:
     slots: int
     threads: int
     external: bool = False
+    present: bool = True  #: simulated devices: plugged in
+    start_fault: str = ""  #: simulated devices: a fault that the next worker starts with
     hello: protocol.Hello | None = None
     memory_free: int = 0
 
@@ -176,6 +179,60 @@ class Runtime:
     async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
         """Run in a decode thread: for work of more than a fraction of a millisecond."""
         return await self._loop.run_in_executor(self._pool, function, *args)
+
+    # ---------------------------------------------------------------- devices, by hand
+
+    def fault(self, device: str, fault: str) -> None:
+        """Play a fault on a simulated device (design.md section 4). Raises Problem."""
+        entry = self.devices[device]
+        if entry.kind != "sim":
+            raise Problem("conflict", f"{device} is a real device: faults are played on simulated ones only (--device sim:thunderbolt4)")
+        if fault not in FAULTS:
+            raise Problem("bad_option", f"fault is {fault[:40]!r}, expected one of {', '.join(FAULTS)}")
+        state = self.engine.devices[device]
+        log.info("%s: fault %s is played", device, fault)
+        match fault:
+            case "unplug":
+                entry.present = False
+                self._lose(device, "unplugged (simulated)")
+            case "replug":
+                entry.present = True
+                self.engine.seen(self.now(), device)
+            case "flap":
+                self._flap(device, 4)
+            case "wrong-answers":
+                # A card that answers wrongly after it came back: its next worker does, and the golden check must find it.
+                entry.start_fault = fault
+                self._lose(device, "lost for a moment (simulated), it will answer wrongly")
+            case _:
+                if fault == "clear":
+                    entry.start_fault = ""
+                    entry.present = True
+                    self.engine.seen(self.now(), device)
+                if (worker := self.supervisor.get(device, state.generation)) is not None:
+                    self.supervisor.send(worker, protocol.Fault(fault))
+        self._act()
+
+    def _lose(self, device: str, why: str) -> None:
+        self.engine.device_lost(self.now(), device, self.engine.devices[device].generation, why, explained=True)
+        self._act()
+
+    def _flap(self, device: str, times: int) -> None:
+        """A loose plug: out for 0.2 s, in for 0.8 s."""
+        if times and not self._closing:
+            self.fault(device, "unplug")
+            self._loop.call_later(0.2, self.fault, device, "replug")
+            self._loop.call_later(1.0, self._flap, device, times - 1)
+
+    async def eject(self, device: str, patience: float = 5.0) -> bool:
+        """Hand the device's work to the CPU and end its worker. True when its process has ended (and so has let go of the device)."""
+        generation = self.engine.devices[device].generation
+        self.engine.eject(self.now(), device)
+        self._act()
+        deadline = self.now() + patience
+        while self.supervisor.get(device, generation) is not None and self.now() < deadline:
+            await asyncio.sleep(0.02)
+        return self.supervisor.get(device, generation) is None
 
     def reset(self, device: str) -> None:
         """An operator ends a quarantine or an ejection."""
@@ -434,8 +491,12 @@ class Runtime:
 
     def _start(self, command: c.Start) -> None:
         entry = self.devices[command.device]
+        if not entry.present:
+            self.engine.not_found(self.now(), entry.id, command.generation, "unplugged (simulated)")
+            return
+        spec = f"{entry.spec},fault={entry.start_fault}" if entry.start_fault else entry.spec
         try:
-            self.supervisor.start(entry.id, command.generation, entry.spec, entry.slots, entry.threads)
+            self.supervisor.start(entry.id, command.generation, spec, entry.slots, entry.threads)
         except OSError as e:
             log.error("cannot start a worker for %s: %s", entry.id, e)
             self.engine.not_found(self.now(), entry.id, command.generation, f"cannot start its worker: {e}")

@@ -46,6 +46,10 @@ async def attach(runtime: Runtime) -> None:
         if wanted == "auto":
             for gpu in sorted(gpus, key=lambda g: not g["external"]):
                 _add_gpu(runtime, ids[gpu["uuid"]], gpu)
+        elif wanted.startswith("sim:"):
+            device = f"sim:{sum(d.startswith('sim:') for d in runtime.devices)}"
+            # Two batches: the upload of one under the compute of the other.
+            runtime.add_device(DeviceEntry(device, "sim", wanted, slots=2, threads=1, external=True), rank=len(runtime.devices))
         elif wanted != "cpu":
             gpu = next((g for g in gpus if wanted in (g["uuid"], ids[g["uuid"]])), None)
             if gpu is not None:
@@ -56,6 +60,5 @@ async def attach(runtime: Runtime) -> None:
 
 def _add_gpu(runtime: Runtime, device: str, gpu: dict[str, Any], why: str = "") -> None:
     if device not in runtime.devices:
-        # Two batches: the upload of one under the compute of the other.
         entry = DeviceEntry(device, "gpu", gpu["uuid"], slots=2, threads=1, external=gpu["external"])
         runtime.add_device(entry, rank=len(runtime.devices), present=not why, why=why)

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from outboard.core.engine import ISOLATION
+from outboard.devices import ejection
+from outboard.devices.simulated import FAULTS
 from outboard.problems import Problem
 from outboard.registry import Model, Registry
 from outboard.runtime import Runtime
+
+
+class _Fault(msgspec.Struct, forbid_unknown_fields=True):
+    fault: str
+
+
+_FAULT_DOCS: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object", "properties": {"fault": {"enum": list(FAULTS)}}, "required": ["fault"]}}},
+    }
+}
 
 
 def _json(value: Any) -> Response:
@@ -119,6 +134,24 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
     async def reset(device: str) -> Response:
         runtime.reset(known(device))
         return _json(device_entry(runtime, device))
+
+    @routes.post("/v1/devices/{device}/fault", tags=["devices"], summary="Play a fault on a simulated device", openapi_extra=_FAULT_DOCS)
+    async def fault(device: str, request: Request) -> Response:
+        try:
+            asked = msgspec.json.decode(await request.body(), type=_Fault)
+        except msgspec.MsgspecError as e:
+            raise Problem("bad_option", f'{e}; expected {{"fault": F}}, F one of {", ".join(FAULTS)}') from e
+        runtime.fault(known(device), asked.fault)
+        return _json(device_entry(runtime, device))
+
+    @routes.post("/v1/devices/{device}/eject", tags=["devices"], summary="Hand the device's work over and let go of it")
+    async def eject(device: str) -> Response:
+        kind = runtime.devices[known(device)].kind
+        if kind == "cpu":
+            raise Problem("conflict", "the CPU cannot be ejected: it is what answers when the others are gone")
+        released = await runtime.eject(device)
+        body = await asyncio.to_thread(ejection.report, kind, runtime.devices[device].spec, released)
+        return _json({"device": device_entry(runtime, device), **body})
 
     def known(device: str) -> str:
         if device not in visible():

@@ -1,0 +1,73 @@
+"""What `--device sim:thunderbolt4,vram=8GiB,compute=4+2` means: a modelled link, memory and compute time.
+
+A simulated eGPU computes for real on the CPU; only the link, the memory and (with `compute=`) the time are modelled, and every
+answer and metric says that it is simulated.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from outboard.settings import size
+
+#: Bytes per second, host to device and back, by cable (design.md section 4). thunderbolt3, thunderbolt4 and usb4 rest on secondary
+#: sources, the others on published measurements; a real link is measured, never looked up.
+LINKS: dict[str, tuple[float, float]] = {
+    "thunderbolt3": (2.4e9, 2.4e9),
+    "thunderbolt4": (2.75e9, 2.75e9),
+    "usb4": (2.75e9, 2.75e9),
+    "thunderbolt5": (5.6e9, 5.8e9),
+    "oculink": (6.6e9, 6.7e9),
+    "pcie4x16": (25e9, 26e9),
+}
+
+#: Seconds before the first byte of a copy arrives. No measurement of a Thunderbolt link's latency was found; a driver's call
+#: and one tunnelled round trip are of this order.
+LATENCY = 20e-6
+
+#: Faults that `POST /v1/devices/{id}/fault` takes (design.md section 4).
+FAULTS = ("unplug", "replug", "hang", "sticky", "oom", "slow-link", "hot", "wrong-answers", "flap", "clear")
+#: Faults that the worker itself plays.
+WORKER_FAULTS = ("hang", "sticky", "oom", "slow-link", "hot", "wrong-answers", "clear")
+
+
+class SimSpec(msgspec.Struct, frozen=True):
+    """A simulated device. `compute` is (seconds a batch, seconds a row), or None: as fast as this machine's CPU is."""
+
+    link: str
+    vram: int = 8 << 30  #: bytes
+    compute: tuple[float, float] | None = None
+    fault: str = ""  #: a fault that is on from the worker's start
+
+    @property
+    def h2d(self) -> float:
+        return LINKS[self.link][0]
+
+    @property
+    def d2h(self) -> float:
+        return LINKS[self.link][1]
+
+
+def parse(spec: str) -> SimSpec:
+    """ "sim:LINK[,vram=SIZE][,compute=MS_PER_BATCH+MS_PER_ROW]" -> SimSpec. Raises ValueError with what was expected."""
+    link, *options = spec.removeprefix("sim:").split(",")
+    if link not in LINKS:
+        raise ValueError(f"{spec!r}: {link!r} is no link, expected one of {', '.join(LINKS)}")
+    vram, compute, fault = 8 << 30, None, ""
+    for option in options:
+        key, _, value = option.partition("=")
+        if key == "vram":
+            vram = size(value)
+        elif key == "compute":
+            try:
+                batch, row = (float(x) / 1e3 for x in value.split("+"))
+            except ValueError:
+                batch = row = -1.0
+            if batch < 0 or row < 0:
+                raise ValueError(f"{spec!r}: compute is {value!r}, expected milliseconds a batch + a row, such as compute=4+2")
+            compute = (batch, row)
+        elif key == "fault" and value in WORKER_FAULTS:
+            fault = value
+        else:
+            raise ValueError(f"{spec!r}: {option!r} is unknown, expected vram=SIZE or compute=MS+MS")
+    return SimSpec(link, vram, compute, fault)
