@@ -26,7 +26,7 @@ class Geometry:
     def to_image(self, points: np.ndarray) -> np.ndarray:
         """float [..., 2k] of x, y, x, y … in network pixels -> the same in image pixels, clipped to the image."""
         points = np.asarray(points, np.float32)
-        flat = points.reshape(*points.shape[:-1], -1, 2)
+        flat = points.reshape(*points.shape[:-1], points.shape[-1] // 2, 2)  # not -1: there may be no points
         out = (flat - np.array([self.pad_x, self.pad_y], np.float32)) / np.array([self.scale_x, self.scale_y], np.float32)
         np.clip(out, 0, np.array([self.width, self.height], np.float32), out=out)
         return out.reshape(points.shape)

@@ -13,7 +13,7 @@ import numpy as np
 
 from outboard.problems import Problem
 from outboard.repository import ModelSpec, Task
-from outboard.tasks import detection, tensor
+from outboard.tasks import centerface, classification, detection, tensor, yolov2
 from outboard.tasks.options import Options
 from outboard.tasks.results import Classes, Detections, Result, Tensors, Texts
 
@@ -58,11 +58,15 @@ def by_first_axis_or_single(outputs: Outputs, n: int) -> list[Outputs]:
 
 
 DECODERS: dict[str, Decoder] = {
+    "logits": Decoder("classification", classification.logits, by_first_axis),
+    "probabilities": Decoder("classification", classification.probabilities, by_first_axis),
+    "yolov2": Decoder("detection", yolov2.yolov2, by_first_axis),
     "yolov5": Decoder("detection", detection.yolov5, by_first_axis),
     "yolov8": Decoder("detection", detection.yolov8, by_first_axis),
     "end2end": Decoder("detection", detection.end2end, by_batch_column),
     "boxes": Decoder("detection", detection.boxes, by_first_axis_or_single),
     "detr": Decoder("detection", detection.detr, by_first_axis),
+    "centerface": Decoder("detection", centerface.centerface, by_first_axis),
     "tensor": Decoder("tensor", tensor.tensor, by_first_axis),
 }
 

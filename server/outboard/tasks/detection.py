@@ -28,16 +28,16 @@ def yolov5(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     rows = _matrix(outputs, spec, "[N, 5 + classes]")
     if rows.shape[1] < 6:
         raise _misfit(outputs, spec, "[N, 5 + classes] with at least one class")
-    least = _min_score(spec, options)
+    least = min_score(spec, options)
     objectness = rows[:, 4]
     broken = ~np.isfinite(objectness)
     # A class score is at most 1, so objectness alone rules nearly every row out.
     candidates = rows[(objectness >= least) & ~broken].astype(np.float32, copy=False)
     classes = candidates[:, 5 : 5 + _classes(spec, rows.shape[1] - 5)]
     best = classes.argmax(axis=1)
-    with np.errstate(invalid="ignore", over="ignore"):  # infinite class scores: _select drops the product
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite class scores: select drops the product
         scores = classes[np.arange(len(best)), best] * candidates[:, 4]
-    return _select(_corners(candidates[:, :4]), scores, best, spec, options, suppress=True, non_finite=int(broken.sum()))
+    return select(_corners(candidates[:, :4]), scores, best, spec, options, suppress=True, non_finite=int(broken.sum()))
 
 
 def yolov8(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
@@ -57,10 +57,10 @@ def yolov8(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     classes = table[4 : 4 + _classes(spec, table.shape[0] - 4)]
     scores = classes.max(axis=0)
     broken = ~np.isfinite(scores)
-    candidates = np.flatnonzero((scores >= _min_score(spec, options)) & ~broken)
+    candidates = np.flatnonzero((scores >= min_score(spec, options)) & ~broken)
     best = classes[:, candidates].argmax(axis=0)
     boxes = _corners(table[:4, candidates].T)
-    return _select(boxes, scores[candidates], best, spec, options, suppress=True, non_finite=int(broken.sum()))
+    return select(boxes, scores[candidates], best, spec, options, suppress=True, non_finite=int(broken.sum()))
 
 
 def end2end(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
@@ -79,13 +79,13 @@ def end2end(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
         number = int(np.asarray(_named(outputs, spec, "number", expected)).reshape(-1)[0])
         if not (boxes.ndim == 2 and boxes.shape[1] == 4 and len(boxes) == scores.size == classes.size and 0 <= number <= len(boxes)):
             raise _misfit(outputs, spec, f"boxes [k, 4], scores [k], classes [k] and a number of at most k (it is {number})")
-        return _select(boxes[:number], scores.reshape(-1)[:number], classes.reshape(-1)[:number], spec, options)
+        return select(boxes[:number], scores.reshape(-1)[:number], classes.reshape(-1)[:number], spec, options)
     rows = _matrix(outputs, spec, expected)
     if rows.shape[1] == 7:
-        return _select(rows[:, 1:5], rows[:, 6], rows[:, 5], spec, options)
+        return select(rows[:, 1:5], rows[:, 6], rows[:, 5], spec, options)
     if rows.shape[1] < 6:
         raise _misfit(outputs, spec, expected)
-    return _select(rows[:, :4], rows[:, 4], rows[:, 5], spec, options)
+    return select(rows[:, :4], rows[:, 4], rows[:, 5], spec, options)
 
 
 def boxes(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
@@ -113,7 +113,7 @@ def boxes(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
         if background:
             something = classes != 0
             corners, scores, classes = corners[something], scores[something], classes[something]
-        return _select(corners, scores, classes, spec, options)
+        return select(corners, scores, classes, spec, options)
     return _each_class(corners, scores, int(background), spec, options, suppress=True)
 
 
@@ -143,7 +143,7 @@ def detr(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
         powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
         probabilities = (powers / powers.sum(axis=1, keepdims=True))[:, :-1]
     best = probabilities.argmax(axis=1)
-    return _select(corners, probabilities[np.arange(len(best)), best], best, spec, options)
+    return select(corners, probabilities[np.arange(len(best)), best], best, spec, options)
 
 
 def _each_class(
@@ -151,12 +151,12 @@ def _each_class(
 ) -> Detections:
     """Every (box, class) of `scores` [N, C] above the threshold, classes from `first` on. A box with a broken score counts once."""
     broken = ~np.isfinite(scores[:, first:].max(axis=1, initial=0))
-    row, column = np.nonzero((scores[:, first:] >= _min_score(spec, options)) & ~broken[:, None])
+    row, column = np.nonzero((scores[:, first:] >= min_score(spec, options)) & ~broken[:, None])
     column += first
-    return _select(corners[row], scores[row, column], column, spec, options, suppress=suppress, non_finite=int(broken.sum()))
+    return select(corners[row], scores[row, column], column, spec, options, suppress=suppress, non_finite=int(broken.sum()))
 
 
-def _select(
+def select(
     corners: np.ndarray, scores: np.ndarray, class_ids: np.ndarray, spec: ModelSpec, options: Options, *, suppress: bool = False, non_finite: int = 0
 ) -> Detections:
     """Of candidates [k] those with finite numbers that reach the threshold, best first; `suppress`: after NMS within each class.
@@ -167,8 +167,8 @@ def _select(
     scores = scores.astype(np.float32, copy=False)
     finite = np.isfinite(scores) & np.isfinite(corners).all(axis=1) & np.isfinite(class_ids)
     # What scores less than asked is nobody's loss, broken or not; a NaN score cannot be told from a good one.
-    missed = int((~finite & ~(scores < _min_score(spec, options))).sum())
-    kept = np.flatnonzero(finite & (scores >= _min_score(spec, options)) & (scores > 0))
+    missed = int((~finite & ~(scores < min_score(spec, options))).sum())
+    kept = np.flatnonzero(finite & (scores >= min_score(spec, options)) & (scores > 0))
     corners, scores, class_ids = corners[kept], scores[kept], class_ids[kept].astype(np.int64)
     order = nms(corners, scores, class_ids, spec.toml.output.iou) if suppress else np.argsort(-scores, kind="stable")
     order = order[: options.top_k]
@@ -182,7 +182,7 @@ def _corners(places: np.ndarray) -> np.ndarray:
     return np.concatenate([places[:, :2] - half, places[:, :2] + half], axis=1)
 
 
-def _min_score(spec: ModelSpec, options: Options) -> float:
+def min_score(spec: ModelSpec, options: Options) -> float:
     return spec.toml.output.min_score if options.min_score is None else options.min_score
 
 
