@@ -96,7 +96,7 @@ def running(side: Side, model: Path, log: Path) -> Iterator[tuple[str, psutil.Pr
         try:
             server.wait(5)
         except psutil.TimeoutExpired:
-pass  # mosec waits for idle connections; whoever stays is killed below
+            pass  # mosec waits for idle connections; whoever stays is killed below
         for process in known:
             if process.is_running():
                 process.kill()
