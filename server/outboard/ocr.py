@@ -17,7 +17,7 @@ from outboard.imaging.geometry import Geometry
 from outboard.imaging.header import Header
 from outboard.registry import Version
 from outboard.runtime import Outcome, Runtime
-from outboard.tasks import text
+import outboard.tasks.text as text
 from outboard.tasks.answer import answer_body
 from outboard.tasks.results import Texts
 

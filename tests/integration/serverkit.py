@@ -70,7 +70,7 @@ def serving(models: Path, *flags: str, ready: bool = True, env: dict[str, str] |
     threading.Thread(target=drain, daemon=True).start()
     try:
         end = time.monotonic() + 60
-        while not (found := re.search(r"listening on (http://\S+)", "".join(log))):
+        while not (found := re.search(r"listening on (http://[\w.:]+);", "".join(log))):
             assert process.poll() is None and time.monotonic() < end, f"the server did not start:\n{''.join(log)}"
             time.sleep(0.02)
         server = Server(process, found[1], log)
