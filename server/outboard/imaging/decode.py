@@ -2,8 +2,8 @@
 
 Decoders disagree about orientation (Pillow never rotates; OpenCV does, for some formats in some versions), so all of them are
 told to leave the picture as it is coded and the one transpose here turns it. They also disagree about damaged data, some make up
-the missing part: here incomplete data is an error. JPEG goes through libjpeg-turbo (scaled in the DCT where less is needed), CMYK
-JPEG and PNG through Pillow, WebP through OpenCV (82 ms for 4K, Pillow 207). All release the GIL while they work.
+the missing part: here incomplete data is an error. JPEG goes through libjpeg-turbo (scaled in the DCT where less is needed), PNG and
+WebP through OpenCV (4K WebP: 82 ms, Pillow 207), CMYK JPEG and HEIC through Pillow. All release the GIL while they work.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def decode(
     try:
         if header.format == "jpeg" and header.mode != "CMYK":
             pixels = _jpeg(data, header, min_size)
-        elif header.format == "webp":
-            pixels = _webp(data, header, background)
+        elif header.format in ("png", "webp"):
+            pixels = _opencv(data, header, background)
         else:
             pixels = _pillow(data, header, min_size, background)
     except (Problem, MemoryError):
@@ -70,15 +70,21 @@ def _damaged(header: Header, why: str) -> Problem:
 def _check_size(header: Header, width: int, height: int) -> None:
     """What the decoder is about to allocate is what was admitted: a file may say two sizes to two readers."""
     if (width, height) != (header.coded_width, header.coded_height):
-        raise Problem("image_invalid", f"The image says {header.coded_width} x {header.coded_height} pixels in one place and {width} x {height} in another.")
+        stated = f"{header.coded_width} x {header.coded_height}"
+        raise Problem("image_invalid", f"The image says {stated} pixels in one place and {width} x {height} in another.")
 
 
 def _shrink(header: Header, min_size: tuple[int, int] | None) -> int:
-    """The largest of 8, 4, 2, 1 that still leaves `min_size` (of the coded picture)."""
-    if min_size:
-        for factor in (8, 4, 2):
-            if -(-header.coded_width // factor) >= min_size[0] and -(-header.coded_height // factor) >= min_size[1]:
-                return factor
+    """The largest of 8, 4, 2, 1 that still leaves `min_size` (of the coded picture).
+
+    A size that the factor does not divide is rounded up: the last column stands for some that the file only pads with. Turned to the front
+    it would shift the whole picture by a fraction of a pixel, so a picture that is turned is only shrunk by what divides it.
+    """
+    width, height = header.coded_width, header.coded_height
+    for factor in (8, 4, 2) if min_size else ():
+        divides = width % factor == 0 and height % factor == 0
+        if -(-width // factor) >= min_size[0] and -(-height // factor) >= min_size[1] and (divides or header.orientation == 1):
+            return factor
     return 1
 
 
@@ -104,62 +110,41 @@ def _check_scans(data: Data, header: Header) -> None:
         raise Problem("image_invalid", f"The JPEG has {scans} scans, at most {_MAX_SCANS} are read; save it again as a baseline JPEG.")
 
 
-def _webp(data: Data, header: Header, background: tuple[int, int, int]) -> np.ndarray:
-    stated = 8 + int.from_bytes(data[4:8], "little")
-    if len(data) < stated:
-        raise _damaged(header, f"{len(data)} of {stated} bytes")
-    coded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)  # UNCHANGED: no rotation, alpha kept
+def _opencv(data: Data, header: Header, background: tuple[int, int, int]) -> np.ndarray:
+    """PNG and WebP (an animation's first frame). OpenCV refuses what is cut, also a PNG whose rows end early inside whole chunks, where
+    Pillow leaves black rows. A grey PNG's colour key (tRNS) is not looked at: such a picture is opaque."""
+    coded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)  # UNCHANGED: not rotated, alpha and 16 bits kept
     if coded is None:
-        raise _damaged(header, "the decoder gives up")
+        raise _damaged(header, "the decoder finds less than the header promises")
     _check_size(header, coded.shape[1], coded.shape[0])
+    if coded.dtype == np.uint16:
+        coded = (coded >> 8).astype(np.uint8)
+    if coded.ndim == 2:
+        return cv2.cvtColor(coded, cv2.COLOR_GRAY2RGB)
     if coded.shape[2] == 4:
         return _flatten(Image.fromarray(cv2.cvtColor(coded, cv2.COLOR_BGRA2RGBA)), background)
     return cv2.cvtColor(coded, cv2.COLOR_BGR2RGB, dst=coded)
 
 
 def _pillow(data: Data, header: Header, min_size: tuple[int, int] | None, background: tuple[int, int, int]) -> np.ndarray:
-    if header.format == "heif":
-        import pillow_heif
-
-        image = pillow_heif.open_heif(io.BytesIO(data)).to_pillow()
-    else:
-        image = Image.open(io.BytesIO(data), formats=(header.format.upper(),))
-    with image:
+    """HEIC, and the JPEGs that libjpeg-turbo's own interface does not take. CMYK is read as Adobe stores it, inverted, as browsers do."""
+    with _open(data, header) as image:
         _check_size(header, *image.size)
         if header.format == "jpeg":
             _check_scans(data, header)
             factor = _shrink(header, min_size)
             image.draft(None, (image.width // factor, image.height // factor))
-        elif header.format == "png":
-            _check_end(data, header)
-        image.load()
-        if image.mode.startswith("I"):
-            return _from_16_bit(image, background)
-        if header.bit_depth == 16:
-            image.info.pop("transparency", None)  # the colour key has 16 bits, the loaded pixels have 8: no match is to be trusted
         if image.has_transparency_data:
             return _flatten(image.convert("RGBA"), background)
-        return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+        return np.array(image.convert("RGB"))
 
 
-def _check_end(data: Data, header: Header) -> None:
-    """Pillow reads a PNG whose last bytes (checksum of the pixels, end chunk) are missing; the chunk lengths tell."""
-    end, at = len(data), 8
-    while at + 12 <= end:
-        length = int.from_bytes(data[at : at + 4], "big")
-        if data[at + 4 : at + 8] == b"IEND":
-            return
-        at += 12 + length
-    raise _damaged(header, "its end chunk is missing")
+def _open(data: Data, header: Header) -> Image.Image:
+    if header.format == "heif":
+        import pillow_heif  # the `heif` extra: read_header has found it
 
-
-def _from_16_bit(image: Image.Image, background: tuple[int, int, int]) -> np.ndarray:
-    """16-bit grey by >> 8: Pillow's own conversion clips at 255, which turns a thermal picture white."""
-    samples = np.asarray(image)
-    pixels = cv2.cvtColor((samples >> 8).astype(np.uint8), cv2.COLOR_GRAY2RGB)
-    if isinstance(key := image.info.get("transparency"), int):
-        pixels[samples == key] = background
-    return pixels
+        return pillow_heif.open_heif(io.BytesIO(data)).to_pillow()
+    return Image.open(io.BytesIO(data), formats=("JPEG",))
 
 
 def _flatten(image: Image.Image, background: tuple[int, int, int]) -> np.ndarray:

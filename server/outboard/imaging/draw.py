@@ -28,8 +28,8 @@ _MAX_LINES = 10
 def draw(pixels: np.ndarray, answer: Mapping[str, Any], *, quality: int = 90) -> bytes:
     """A JPEG of `pixels` (uint8 RGB [h, w, 3], upright) with a predict `answer` drawn on.
 
-    The answer's coordinates are pixels of `answer["image"]`; `pixels` may be smaller, they are scaled to it. Drawn: `detections` (box, label,
-    score), `texts` (polygon, text), `classes` (a panel), `mask` (a tint for each class but 0, with its labels).
+    The answer's coordinates are pixels of `answer["image"]`; `pixels` may be smaller, they are scaled to it. Drawn: `detections`
+    (box, label, score), `texts` (polygon, text), `classes` (a panel), `mask` (a tint for each class but 0, with its labels).
     """
     height, width = pixels.shape[:2]
     if mask := answer.get("mask"):
@@ -46,7 +46,8 @@ def draw(pixels: np.ndarray, answer: Mapping[str, Any], *, quality: int = 90) ->
         pen.panel([(f"{item['label']}  {item['score']:.1%}", _colour(rank)) for rank, item in enumerate(classes[:_MAX_LINES])])
     elif mask and mask.get("labels"):
         pen.panel([(str(label), _colour(i)) for i, label in enumerate(mask["labels"]) if i][:_MAX_LINES])
-    return simplejpeg.encode_jpeg(np.asarray(pen.image), quality=quality, colorspace="RGB", colorsubsampling="444")  # 420 blurs small letters
+    # Subsampled colours (420) would blur small letters.
+    return simplejpeg.encode_jpeg(np.asarray(pen.image), quality=quality, colorspace="RGB", colorsubsampling="444")
 
 
 def _corners(box: Sequence[float]) -> Polygon:

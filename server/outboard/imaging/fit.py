@@ -31,7 +31,7 @@ def fit(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> Ge
     The Geometry holds the integer sizes and pads that were used.
     """
     width, height = input.size
-    assert out.shape == (height, width, 3) and out.dtype == np.uint8, f"out is {out.shape} {out.dtype}, the network takes {height, width, 3}"
+    assert out.shape == (height, width, 3) and out.dtype == np.uint8, f"out is {out.shape} {out.dtype}, not {height, width, 3} uint8"
     if input.fit == "crop":
         geometry = _crop(pixels, header, input, out)
     else:
@@ -62,14 +62,29 @@ def _place(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) ->
         for pad in (out[:top], out[top + height :], out[:, :left], out[:, left + width :]):
             pad[:] = input.background
     _resize(pixels, out[top : top + height, left : left + width])
-    return Geometry(header.width, header.height, width / header.width, height / header.height, left, top)
+    columns, rows = _shown(pixels, header)
+    return Geometry(header.width, header.height, width / columns, height / rows, left, top)
+
+
+def _shown(pixels: np.ndarray, header: Header) -> tuple[int, int]:
+    """(columns, rows) of the submitted image that `pixels` show.
+
+    A decoder that shrinks by 8 makes 472 columns of 3769, and the last one stands for 8 as well (the file's padding): 3776 in all. Taking
+    them for 3769 would put boxes at the right edge 7 pixels off.
+    """
+    height, width = pixels.shape[:2]
+    for factor in (1, 2, 4, 8):
+        if (width, height) == (-(-header.width // factor), -(-header.height // factor)):
+            return width * factor, height * factor
+    return header.width, header.height
 
 
 def _crop(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> Geometry:
     """The middle of the picture fills `out`."""
     width, height = _resized(header, input)
-    (columns, width, left), (pad_x, scale_x) = _middle(pixels.shape[1], header.width, width, out.shape[1], input.crop)
-    (rows, height, top), (pad_y, scale_y) = _middle(pixels.shape[0], header.height, height, out.shape[0], input.crop)
+    shown = _shown(pixels, header)
+    (columns, width, left), (pad_x, scale_x) = _middle(pixels.shape[1], shown[0], width, out.shape[1], input.crop)
+    (rows, height, top), (pad_y, scale_y) = _middle(pixels.shape[0], shown[1], height, out.shape[0], input.crop)
     part = pixels[rows, columns]
     if (height, width) == out.shape[:2]:
         _resize(part, out)
@@ -83,7 +98,7 @@ def _crop(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> 
 def _middle(have: int, full: int, resized: int, wanted: int, crop: float) -> tuple[tuple[slice, int, int], tuple[int, float]]:
     """One axis of a centre crop: ((source pixels to take, length to resize them to, first one to keep), (pad, scale) of the Geometry).
 
-    `have` pixels were decoded of the image's `full`; the whole axis is `resized` network pixels long, of which the middle `wanted` are kept.
+    `have` decoded pixels show `full` of the image's; the whole axis is `resized` network pixels long, the middle `wanted` are kept.
     """
     if resized * crop <= _LONG * wanted:
         first = (resized - wanted) // 2

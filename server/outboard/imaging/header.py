@@ -131,9 +131,8 @@ def _jpeg(data: Data) -> Header:
             precision, height, width, components = unpack_from(">BHHB", data, at + 4)
             mode = _JPEG_MODES.get(components)
             if mode is None or precision != 8:
-                raise Problem(
-                    "image_invalid", f"The JPEG has {components} components of {precision} bits; 1, 3 or 4 components of 8 bits can be read."
-                )
+                found = f"{components} components of {precision} bits"
+                raise Problem("image_invalid", f"The JPEG has {found}; 1, 3 or 4 components of 8 bits can be read.")
             return Header("jpeg", width, height, orientation or 1, 8, mode, marker in _SOF_PROGRESSIVE)
         if marker == 0xE1 and not orientation and data[at + 4 : at + 9] == b"Exif\0":
             orientation = _exif_orientation(data[at + 10 : at + 2 + length])
@@ -170,7 +169,7 @@ def _png(data: Data) -> Header:
     width, height, depth, color = unpack_from(">IIBB", data, 16)
     mode = _PNG_MODES.get(color)
     if mode is None or depth not in (1, 2, 4, 8, 16):
-        raise Problem("image_invalid", f"The PNG has colour type {color} and {depth} bits a sample, which the PNG specification does not know.")
+        raise Problem("image_invalid", f"The PNG says colour type {color} and {depth} bits a sample, which no PNG can have.")
     header = Header("png", width, height, 1, 16 if depth == 16 else 8, mode)
     if width == 0 or height == 0:
         return header
@@ -241,7 +240,9 @@ def _other(data: Data) -> Header:
     if start[4:8] == b"ftyp":
         brands = {start[i : i + 4] for i in range(8, min(len(start), 64), 4)}
         if brands & _HEIF_BRANDS:
-            return _heif(data, "AVIF" if start[8:12] in (b"avif", b"avis") else "HEIC")
+            if start[8:12] in (b"avif", b"avis"):
+                raise Problem("heic_not_supported", f"The body is an AVIF image, which the server does not read; send {ACCEPTED}.")
+            return _heif(data)
         what = "an MP4 or QuickTime video"
     else:
         text = start.lstrip()
@@ -257,16 +258,19 @@ def _text(start: bytes) -> str:
     return "text" if all(c.isprintable() or c.isspace() for c in readable) else "unknown binary data"
 
 
-def _heif(data: Data, kind: str) -> Header:
+def _heif(data: Data) -> Header:
     try:
         import pillow_heif
     except ImportError:
-        raise Problem("heic_not_supported", f"The body is a {kind} image (whatever its file name says); send {ACCEPTED}, "
-                      "or install the extra on the server: pip install 'outboard[heif]'.") from None
+        raise Problem(
+            "heic_not_supported",
+            f"The body is a HEIC image (whatever its file name says); send {ACCEPTED}, "
+            "or install the extra on the server: pip install 'outboard[heif]'.",
+        ) from None
     try:
         image = pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=False)
         width, height = image.size
     except Exception as e:
-        raise Problem("image_truncated", f"The {kind} image cannot be opened ({e}); send the whole file.") from e
+        raise Problem("image_truncated", f"The HEIC image cannot be opened ({str(e).strip()}); send the whole file.") from e
     # libheif applies the file's own rotation; its EXIF orientation says the same thing again and is not applied.
     return Header("heif", width, height, 1, 16 if image.info.get("bit_depth", 8) > 8 else 8, image.mode.split(";")[0])
