@@ -98,6 +98,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
+    listener.listen(2048)  # clients that come before the application is up wait, instead of being refused
     return listener
 
 

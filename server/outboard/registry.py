@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -30,6 +32,8 @@ class Version:
 
     spec: ModelSpec
     ids: dict[str, str]
+    users: int = 0  #: requests that may still submit frames for it
+    retired: bool = False
 
 
 @dataclass(slots=True)
@@ -142,6 +146,10 @@ class Registry:
         self._wake(model)
 
     def _retire(self, version: Version) -> None:
+        """Unload it once nobody uses it any more."""
+        version.retired = True
+        if version.users:
+            return
         for network_id in version.ids.values():
             self.runtime.retire(network_id)
 
@@ -179,6 +187,18 @@ class Registry:
         if model.unloaded:
             raise Problem("model_not_ready", f"{name} was unloaded; POST /v1/models/{name}/load brings it back")
         raise Problem("model_invalid", f"{name} cannot be loaded; see GET /v1/models/{name}", **(model.error or {}))
+
+    @contextmanager
+    def use(self, name: str) -> Iterator[Version]:
+        """`serving`, kept loaded while the block runs: a pipeline submits frames for it more than once."""
+        version = self.serving(name)
+        version.users += 1
+        try:
+            yield version
+        finally:
+            version.users -= 1
+            if version.retired:
+                self._retire(version)
 
     async def load(self, name: str) -> Model:
         """Read it again and wait until it serves or has failed. Raises Problem model_invalid."""

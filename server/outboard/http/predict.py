@@ -78,7 +78,7 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
     async def answer(request: Request, model: str) -> Response:
         arrived = runtime.now()
         limits = runtime.settings.limits
-        version = registry.serving(model)  # refused before a byte of the body is read
+        registry.serving(model)  # refused before a byte of the body is read
         wanted = accepted(request.headers.get("accept"))
         with bodies.reserved(runtime) as taken:
             raw = await bodies.read(request, runtime, taken)
@@ -89,16 +89,16 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
                 received=runtime.now() - arrived,
                 default_deadline=limits.deadline,
             )
-            if len(found.images) > 1:
-                if wanted == JPEG:
-                    raise Problem("not_acceptable", "image/jpeg is one picture and several images were sent; send one, or accept application/json")
-                results = await unless_left(request, predictor.several(version, found.images, asked))
-                return Response(_encode({"results": results}), media_type=JSON)
-            image = found.images[0]
-            one = await unless_left(request, predictor.predict(version, image, asked))
+            if len(found.images) > 1 and wanted == JPEG:
+                raise Problem("not_acceptable", "image/jpeg is one picture and several images were sent; send one, or accept application/json")
+            with registry.use(model) as version:
+                if len(found.images) > 1:
+                    results = await unless_left(request, predictor.several(version, found.images, asked))
+                    return Response(_encode({"results": results}), media_type=JSON)
+                one = await unless_left(request, predictor.predict(version, found.images[0], asked))
             headers = {"Server-Timing": ", ".join(f"{k};dur={v}" for k, v in one["timing_ms"].items())}
             if wanted == JPEG:
-                return Response(await predictor.picture(image, one), headers=headers, media_type=JPEG)
+                return Response(await predictor.picture(found.images[0], one), headers=headers, media_type=JPEG)
             return Response(_encode(one), headers=headers, media_type=JSON)
 
     return routes
