@@ -26,9 +26,9 @@ with open("pyproject.toml", "rb") as file:
 project = config["project"]
 wanted = sorted({r.replace(" ", "") for r in [*config["build-system"]["requires"], *project["dependencies"],
                                               *(r for extra in sys.argv[1:] for r in project["optional-dependencies"][extra])]})
-with open("constraints.txt", "rb") as file:
-    pins = file.read()
-print(hashlib.sha256(f"{sys.version_info[:3]}{platform.machine()}{wanted}".encode() + pins).hexdigest()[:12])
+with open("constraints.txt") as file:
+    pins = sorted(line.strip() for line in file if not line.startswith("#"))
+print(hashlib.sha256(f"{sys.version_info[:3]}{platform.machine()}{wanted}{pins}".encode()).hexdigest()[:12])
 print(*wanted)
 PY
 ) || exit 2  # Python has said why
