@@ -23,6 +23,8 @@ from outboard.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
+LOOK_EVERY_MS = 3000
+
 ModelState = Literal["loading", "ready", "failed", "unloaded"]
 
 
@@ -76,10 +78,11 @@ class Registry:
         self.scanned = True
 
     async def watch(self) -> None:
-        """Follow changes for ever. Half-written files are seen again when they are whole."""
-        async for changes in watchfiles.awatch(self.root, step=200, recursive=True, ignore_permission_denied=True):
-            names = {Path(p).relative_to(self.root.resolve()).parts[0] for _, p in changes if Path(p).is_relative_to(self.root.resolve())}
-            log.info("the repository changed: %s", ", ".join(sorted(names)))
+        """Follow changes for ever. Half-written files are seen again when they are whole; what no event tells (a change while the
+        watch was set up, a network file system) is seen by a look every few seconds, which costs a `stat` for each file."""
+        async for changes in watchfiles.awatch(self.root, step=200, rust_timeout=LOOK_EVERY_MS, yield_on_timeout=True, ignore_permission_denied=True):
+            if changes:
+                log.debug("the repository changed: %s", ", ".join(sorted({path for _, path in changes})))
             await self.scan()
 
     async def _read(self, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -264,5 +265,12 @@ def _labels(directory: Path, where: str, toml: ModelFile) -> tuple[str, ...]:
 
 
 def _sha256(path: Path) -> str:
+    """Of the file's content; known for as long as its size, inode and times stay."""
+    stat = path.stat()
+    return _sha256_of(path, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@lru_cache(1024)
+def _sha256_of(path: Path, *identity: int) -> str:
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()

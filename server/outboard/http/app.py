@@ -50,11 +50,15 @@ async def _serve(runtime: Runtime, registry: Registry, on_ready: Callable[[Runti
     """Start the devices, load the models, then follow changes of the repository."""
     await discovery.attach(runtime)
     await registry.scan()
-    if on_ready is not None:
+    watching = asyncio.create_task(registry.watch())
+    try:
         while not registry.ready()[0]:
             await asyncio.sleep(0.02)
-        on_ready(runtime, registry)
-    await registry.watch()
+        if on_ready is not None:
+            on_ready(runtime, registry)
+        await watching
+    finally:
+        watching.cancel()
 
 
 async def _lag(every: float = 0.5) -> None:

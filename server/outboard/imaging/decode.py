@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -26,7 +27,7 @@ _HARMLESS = re.compile(r"extraneous bytes before marker 0xd9|Invalid SOS paramet
 #: A progressive JPEG of many empty scans costs a full pass over the picture for each; encoders write about ten.
 _MAX_SCANS = 100
 
-_TURN = {
+_TURN: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     2: lambda p: cv2.flip(p, 1),
     3: lambda p: cv2.rotate(p, cv2.ROTATE_180),
     4: lambda p: cv2.flip(p, 0),
@@ -81,7 +82,9 @@ def _shrink(header: Header, min_size: tuple[int, int] | None) -> int:
     it would shift the whole picture by a fraction of a pixel, so a picture that is turned is only shrunk by what divides it.
     """
     width, height = header.coded_width, header.coded_height
-    for factor in (8, 4, 2) if min_size else ():
+    if min_size is None:
+        return 1
+    for factor in (8, 4, 2):
         divides = width % factor == 0 and height % factor == 0
         if -(-width // factor) >= min_size[0] and -(-height // factor) >= min_size[1] and (divides or header.orientation == 1):
             return factor

@@ -83,8 +83,8 @@ def _crop(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> 
     """The middle of the picture fills `out`."""
     width, height = _resized(header, input)
     shown = _shown(pixels, header)
-    (columns, width, left), (pad_x, scale_x) = _middle(pixels.shape[1], shown[0], width, out.shape[1], input.crop)
-    (rows, height, top), (pad_y, scale_y) = _middle(pixels.shape[0], shown[1], height, out.shape[0], input.crop)
+    (columns, width, left), (pad_x, scale_x) = _middle(pixels.shape[1], shown[0], width, out.shape[1])
+    (rows, height, top), (pad_y, scale_y) = _middle(pixels.shape[0], shown[1], height, out.shape[0])
     part = pixels[rows, columns]
     if (height, width) == out.shape[:2]:
         _resize(part, out)
@@ -95,17 +95,17 @@ def _crop(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> 
     return Geometry(header.width, header.height, scale_x, scale_y, pad_x, pad_y)
 
 
-def _middle(have: int, full: int, resized: int, wanted: int, crop: float) -> tuple[tuple[slice, int, int], tuple[int, float]]:
+def _middle(have: int, full: int, resized: int, wanted: int) -> tuple[tuple[slice, int, int], tuple[int, float]]:
     """One axis of a centre crop: ((source pixels to take, length to resize them to, first one to keep), (pad, scale) of the Geometry).
 
     `have` decoded pixels show `full` of the image's; the whole axis is `resized` network pixels long, the middle `wanted` are kept.
     """
-    if resized * crop <= _LONG * wanted:
-        first = (resized - wanted) // 2
-        return (slice(0, have), resized, first), (-first, resized / full)
     count = max(1, round(have * wanted / resized))
     start = (have - count) // 2
-    # The pad must be an integer: the scale is the one that makes it exact at the first pixel, and 0.02 network pixels off at the last.
+    if 2 * start < _LONG * count:
+        first = (resized - wanted) // 2
+        return (slice(0, have), resized, first), (-first, resized / full)
+    # The pad must be an integer: the scale is the one that makes it exact at the first pixel, and 0.06 network pixels off at the last.
     pad = round(start * wanted / count)
     return (slice(start, start + count), wanted, 0), (-pad, pad * have / (start * full))
 

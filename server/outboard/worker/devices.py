@@ -33,6 +33,9 @@ class Device:
     def memory_free(self) -> int:
         return 0
 
+    def attach(self, memory: np.ndarray) -> None:
+        """The slab is `memory`: a device may pin it."""
+
     def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> Any:
         """Rows of `shape` at byte offsets `rows` of `memory` as one uint8 batch of `total` rows, the surplus black.
 

@@ -19,4 +19,5 @@ def prepare_environment(spec: str, threads: int, cache_dir: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = spec if is_gpu(spec) else ""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(cache_dir) / "inductor")
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compiler processes beside the worker
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -12,7 +12,6 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,7 +44,8 @@ class Worker:
         self._device = device
         self._networks: dict[tuple[str, str], LoadedNetwork] = {}
         self._pool = ThreadPoolExecutor(start.concurrency, thread_name_prefix="batch")
-        self._loads: queue.SimpleQueue[Load | Unload | Callable[[], None]] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[Load | Unload] = queue.SimpleQueue()
+        self._optimiser = ThreadPoolExecutor(1, thread_name_prefix="optimiser")
         self._golden_batch = 0  # counts down: real batches count up
 
     def serve(self) -> None:
@@ -112,16 +112,17 @@ class Worker:
             item = self._loads.get()
             if isinstance(item, Load):
                 self._load(item)
-            elif isinstance(item, Unload):
-                self._networks.pop((item.model, item.version), None)  # running batches hold it until they are done
             else:
-                item()
+                self._networks.pop((item.model, item.version), None)  # running batches hold it until they are done
 
     def _load(self, load: Load) -> None:
         began = time.perf_counter()
         try:
             network = self._open(load)
-            self._send(self._prove(load, network))
+            loaded = self._prove(load, network)
+            self._networks[load.model, load.version] = network
+            self._send(loaded)
+            self._optimiser.submit(self._optimise, load, network, loaded.costs)
             log.info("%s %s serves with %s after %.2f s", load.model, load.version, network.backend.provider, time.perf_counter() - began)
         except ModelProblem as e:
             self._refuse(load, e.file, e.key, e.expected, e.message)
@@ -144,18 +145,42 @@ class Worker:
         return networks.load(spec, load.part, self._device, self._start.threads)
 
     def _prove(self, load: Load, network: LoadedNetwork) -> Loaded:
-        """Golden answers, independent rows and costs; then the network is in place and its `Loaded` can be sent."""
+        """Golden answers, independent rows and costs, as the network's `Loaded`."""
         image, answers = measure.golden(network)
         measure.check_rows_independent(network, image)
         measured = measure.costs(network, image, self._start.concurrency)
         self._golden_batch -= 1
         tensors = self._answers.put(self._golden_batch, answers)
-        self._networks[load.model, load.version] = network
         backend = network.backend
         return Loaded(
             load.model, load.version, backend.provider, network.fixed_rows, backend.inputs, backend.outputs,
             measured, tensors, self._golden_batch, network.memory_bytes,
         )  # fmt: skip
+
+    def _optimise(self, load: Load, network: LoadedNetwork, costs: measure.Costs) -> None:
+        """Put a faster backend in the network's place once its answers agree, and say so with a second `Loaded`."""
+        try:
+            backend = network.backend.optimise([rows for rows, _ in costs])
+            if backend is None:
+                return
+            faster = LoadedNetwork(network.spec, network.network, backend, self._device, network.memory_bytes)
+            if network.fixed_rows == 1:
+                faster.run_singly()
+            if difference := measure.difference(faster, network):
+                log.warning("%s stays with %s: %s answers differently: %s", load.model, network.backend.provider, backend.provider, difference)
+                return
+            loaded = self._prove(load, faster)
+            if measure.throughput(loaded.costs) < measure.throughput(costs):
+                log.info("%s stays with %s: %s is not faster here", load.model, network.backend.provider, backend.provider)
+                self._answers.free([loaded.golden_batch])
+                return
+            # Not where it was unloaded, or loaded anew, in the meantime.
+            if self._networks.get((load.model, load.version)) is network:
+                self._networks[load.model, load.version] = faster
+                self._send(loaded)
+                log.info("%s now serves with %s", load.model, backend.provider)
+        except Exception:
+            log.exception("%s stays with %s", load.model, network.backend.provider)
 
 
 def _text(error: BaseException) -> str:
@@ -166,4 +191,6 @@ def run(channel: socket.socket, start: Start, fds: list[int]) -> None:
     """Serve `start`'s device until the front stops or leaves. `fds`: slab, answer region."""
     slab_memory = slab.attach(fds[0], start.slab_bytes)
     answer_memory = slab.attach(fds[1], start.answer_bytes, writable=True)
-    Worker(channel, start, slab_memory, answer_memory, open_device(start.device)).serve()
+    device = open_device(start.device)
+    device.attach(slab_memory)
+    Worker(channel, start, slab_memory, answer_memory, device).serve()

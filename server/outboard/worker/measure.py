@@ -61,6 +61,16 @@ def golden(network: LoadedNetwork) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return image, answers
 
 
+def difference(network: LoadedNetwork, other: LoadedNetwork) -> str:
+    """Empty if both answer the golden input alike, else which output differs and how."""
+    image, answers = golden(network)
+    _, expected = golden(other)
+    for name, want in expected.items():
+        if why := disagreement(answers[name], want, tolerance(network)):
+            return f"output {name!r}: {why}"
+    return ""
+
+
 def disagreement(got: np.ndarray, want: np.ndarray, relative: float) -> str:
     """Empty if the arrays agree within `relative` of the largest finite magnitude of `want`, else how they differ."""
     if got.shape != want.shape:
@@ -129,6 +139,11 @@ def costs(network: LoadedNetwork, image: np.ndarray, slots: int, budget_s: float
         if seconds > LONG_BATCH_S or rows / seconds < 0.85 * best or time.perf_counter() > deadline:
             break
     return measured
+
+
+def throughput(measured: Costs) -> float:
+    """Rows a second of the best batch size."""
+    return max(rows / seconds for rows, seconds in measured)
 
 
 def _busy_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> float:

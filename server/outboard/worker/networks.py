@@ -31,6 +31,9 @@ class Backend(Protocol):
     def run(self, batch: Any) -> list[np.ndarray]:
         """uint8 [n, h, w, 3] as `Device.gather` gives it -> the outputs in the order of `outputs`."""
 
+    def optimise(self, rows: Sequence[int]) -> Backend | None:
+        """Slow, while this one serves: a faster backend for batches of these sizes, or None."""
+
 
 class LoadedNetwork:
     """One version of a network on one device. `run` may be called from several threads."""
