@@ -26,7 +26,9 @@ max = {batch_max}
 def channel_means(shape: Sequence[int | str] = ("n", 3, "h", "w"), elem_type: int = TensorProto.FLOAT) -> onnx.ModelProto:
     """Means of the three channels of the normalised picture: [n, 3] where the channels come first, [n, 3] where they come last."""
     last = shape[3] == 3
-    nodes = [helper.make_node("ReduceMean", ["x" if elem_type != TensorProto.UINT8 else "f"], ["y"], axes=[1, 2] if last else [2, 3], keepdims=0)]
+    nodes = [
+        helper.make_node("ReduceMean", ["x" if elem_type != TensorProto.UINT8 else "f"], ["y"], axes=[1, 2] if last else [2, 3], keepdims=0)
+    ]
     if elem_type == TensorProto.UINT8:
         nodes.insert(0, helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT))
     out_type = TensorProto.FLOAT if elem_type == TensorProto.UINT8 else elem_type
@@ -37,7 +39,9 @@ def convolution(channels: int = 8) -> onnx.ModelProto:
     """A 3x3 convolution with padding, whose border shows whether zeros mean what they meant before the normalisation moved."""
     weight = np.random.default_rng(1).standard_normal((channels, 3, 3, 3)).astype(np.float32)
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
-    return model([node], [("x", TensorProto.FLOAT, ["n", 3, "h", "w"])], [("y", TensorProto.FLOAT, ["n", channels, "h", "w"])], {"w": weight})
+    return model(
+        [node], [("x", TensorProto.FLOAT, ["n", 3, "h", "w"])], [("y", TensorProto.FLOAT, ["n", channels, "h", "w"])], {"w": weight}
+    )
 
 
 def model(

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_graphs as graphs
 import pytest
-from integration.workerkit import MIB, WorkerKit
 from onnx import TensorProto, helper
 
+import onnx_graphs as graphs
+from integration.workerkit import MIB, WorkerKit
 from outboard.devices import protocol
 from outboard.devices.protocol import Done, Failed, Loaded, LoadFailed, Ping, Pong, Run, Stop, Unload
 
@@ -53,10 +53,20 @@ def refused(worker: WorkerKit, folder: Path) -> LoadFailed:
 def slow_graph() -> onnx.ModelProto:
     """A graph that takes some seconds a row: a loop of matrix products."""
     body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("MatMul", ["m", "m"], ["m2"]), helper.make_node("Tanh", ["m2"], ["m_next"])],
+        [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+            helper.make_node("MatMul", ["m", "m"], ["m2"]),
+            helper.make_node("Tanh", ["m2"], ["m_next"]),
+        ],
         "body",
-        [helper.make_tensor_value_info(n, t, s) for n, t, s in (("i", TensorProto.INT64, []), ("go", TensorProto.BOOL, []), ("m", TensorProto.FLOAT, [256, 256]))],
-        [helper.make_tensor_value_info(n, t, s) for n, t, s in (("go_on", TensorProto.BOOL, []), ("m_next", TensorProto.FLOAT, [256, 256]))],
+        [
+            helper.make_tensor_value_info(n, t, s)
+            for n, t, s in (("i", TensorProto.INT64, []), ("go", TensorProto.BOOL, []), ("m", TensorProto.FLOAT, [256, 256]))
+        ],
+        [
+            helper.make_tensor_value_info(n, t, s)
+            for n, t, s in (("go_on", TensorProto.BOOL, []), ("m_next", TensorProto.FLOAT, [256, 256]))
+        ],
     )
     nodes = [
         helper.make_node("ReduceMax", ["x"], ["brightest"], keepdims=0),
@@ -298,7 +308,9 @@ def unknown_operator(graph: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "key"), [(newer_ir, "ir_version"), (newer_opset, "opset_import"), (unknown_operator, "graph")])
-def test_a_graph_that_the_runtime_cannot_run_is_refused_and_the_worker_goes_on(worker: WorkerKit, tmp_path: Path, spoil: object, key: str) -> None:
+def test_a_graph_that_the_runtime_cannot_run_is_refused_and_the_worker_goes_on(
+    worker: WorkerKit, tmp_path: Path, spoil: object, key: str
+) -> None:
     graph = graphs.channel_means()
     spoil(graph)  # type: ignore[operator]
     failed = refused(worker, graphs.folder(tmp_path, graph))
@@ -317,7 +329,11 @@ def test_weights_beside_the_graph_are_loaded_from_the_model_s_folder(worker: Wor
 
 @pytest.mark.parametrize(
     ("first", "why"),
-    [(b"garbage", b"no message"), (protocol.encode(Ping(1)), b"got Ping"), (protocol.encode(protocol.Start(99, "cpu", 1, 1, 1, 1, "")), b"Start with")],
+    [
+        (b"garbage", b"no message"),
+        (protocol.encode(Ping(1)), b"got Ping"),
+        (protocol.encode(protocol.Start(99, "cpu", 1, 1, 1, 1, "")), b"Start with"),
+    ],
 )
 def test_a_wrong_first_datagram_is_said_and_ends_with_exit_code_2(first: bytes, why: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

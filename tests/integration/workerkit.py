@@ -15,7 +15,7 @@ import numpy as np
 
 from outboard import repository
 from outboard.devices import protocol
-from outboard.devices.protocol import Done, Failed, Hello, Load, Loaded, LoadFailed, Run, Start
+from outboard.devices.protocol import Done, Failed, Hello, Load, Loaded, LoadFailed, Run, Start, Stop
 from outboard.devices.slab import Allocator, Slab, view
 
 MIB = 1024 * 1024
@@ -25,7 +25,14 @@ class WorkerKit:
     """The front's side of one worker. Use as a context manager; the process is gone afterwards."""
 
     def __init__(
-        self, cache_dir: Path, device: str = "cpu", *, concurrency: int = 2, threads: int = 1, slab_bytes: int = 64 * MIB, answer_bytes: int = 16 * MIB
+        self,
+        cache_dir: Path,
+        device: str = "cpu",
+        *,
+        concurrency: int = 2,
+        threads: int = 1,
+        slab_bytes: int = 64 * MIB,
+        answer_bytes: int = 16 * MIB,
     ):
         self.slab, self.region = Slab(slab_bytes), Slab(answer_bytes)
         self.allocator = Allocator(slab_bytes)
@@ -110,6 +117,11 @@ class WorkerKit:
     def run_fails(self, loaded: Loaded, images: Sequence[np.ndarray]) -> Failed:
         self.submit(loaded, images[0].shape, self.place(images))
         return self.expect(Failed)
+
+    def send_stop_and_wait(self) -> None:
+        """Let the worker end after its running batches."""
+        self.send(Stop())
+        assert self.wait_gone() == 0
 
     def wait_gone(self, timeout: float = 10) -> int:
         """The exit code, once the process has ended."""

@@ -71,7 +71,9 @@ def test_a_text_of_a_lost_device_is_sticky_whatever_the_type(text: str) -> None:
         AcceleratorError("CUDA error: out of memory", 2),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA failure 2: out of memory ; GPU=0"),
-        RuntimeException("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 12"),
+        RuntimeException(
+            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 12"
+        ),
         RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
         MemoryError(),
     ],
@@ -83,7 +85,9 @@ def test_out_of_memory_is_never_taken_for_a_lost_device(error: Exception) -> Non
 @pytest.mark.parametrize(
     "error",
     [
-        InvalidArgument("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x for the following indices index: 2 Got: 3 Expected: 4"),
+        InvalidArgument(
+            "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x for the following indices index: 2 Got: 3 Expected: 4"
+        ),
         ValueError("Required inputs (['x']) are missing from input feed (['y'])."),
         InputRefused("height of the rows is 3, expected 4"),
     ],

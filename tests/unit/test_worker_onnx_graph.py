@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx_graphs as graphs
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+import onnx_graphs as graphs
 from outboard import repository
 from outboard.repository import ModelProblem
 from outboard.worker import onnx_graph
@@ -76,12 +76,18 @@ def test_a_graph_for_grey_pictures_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_graph_with_two_inputs_is_refused_by_their_names(tmp_path: Path) -> None:
-    graph = graphs.model([helper.make_node("Add", ["a", "b"], ["y"])], [(n, TensorProto.FLOAT, ["n", 3, "h", "w"]) for n in "ab"], [("y", 1, ["n", 3, "h", "w"])])
+    graph = graphs.model(
+        [helper.make_node("Add", ["a", "b"], ["y"])],
+        [(n, TensorProto.FLOAT, ["n", 3, "h", "w"]) for n in "ab"],
+        [("y", 1, ["n", 3, "h", "w"])],
+    )
     problem = refused(graphs.folder(tmp_path, graph))
     assert problem.key == "graph input" and "['a', 'b']" in problem.message
 
 
-@pytest.mark.parametrize("content", [b"", b"not onnx at all", graphs.convolution().SerializeToString()[:60]], ids=["empty", "text", "truncated"])
+@pytest.mark.parametrize(
+    "content", [b"", b"not onnx at all", graphs.convolution().SerializeToString()[:60]], ids=["empty", "text", "truncated"]
+)
 def test_a_file_that_is_no_whole_onnx_is_refused(tmp_path: Path, content: bytes) -> None:
     assert refused(graphs.folder(tmp_path, content)).file.endswith("net.onnx")
 

@@ -41,7 +41,9 @@ class OnnxBackend:
             raise _load_problem(e, where) from e
         self.provider: str = self._session.get_providers()[0]
         if self.provider != device.provider:
-            raise RuntimeError(f"{network.key}: asked for {device.provider}, ONNX Runtime gave {self.provider}: the device's libraries cannot be used")
+            raise RuntimeError(
+                f"{network.key}: asked for {device.provider}, ONNX Runtime gave {self.provider}: the device's libraries cannot be used"
+            )
         self.inputs: list[Port] = [(onnx_graph.PIXELS, "uint8", onnx_graph.axes(model.graph.input[0]))]
         self.outputs = ports
         self._names = [name for name, _, _ in ports]
@@ -90,7 +92,9 @@ def _provider_options(spec: ModelSpec) -> dict[str, str]:
 def _port(value: onnx.ValueInfoProto, where: str) -> Port:
     kind = value.type.tensor_type.elem_type
     if not value.type.HasField("tensor_type") or kind in (0, onnx.TensorProto.STRING, onnx.TensorProto.BFLOAT16):
-        raise ModelProblem(where, f"graph output {value.name!r}", "a tensor of numbers that numpy has", "it is a sequence, a map, strings or bfloat16")
+        raise ModelProblem(
+            where, f"graph output {value.name!r}", "a tensor of numbers that numpy has", "it is a sequence, a map, strings or bfloat16"
+        )
     return value.name, onnx.helper.tensor_dtype_to_np_dtype(kind).name, onnx_graph.axes(value)
 
 
@@ -98,9 +102,19 @@ def _load_problem(error: Exception, where: str) -> Exception:
     """ONNX Runtime's refusal as a ModelProblem where the file is at fault; the error itself where the device may be."""
     text = str(error)
     if found := _IR.search(text):
-        return ModelProblem(where, "ir_version", f"IR version {found[2]} or lower; save the model again with it, or upgrade onnxruntime", f"it has {found[1]}")
+        return ModelProblem(
+            where,
+            "ir_version",
+            f"IR version {found[2]} or lower; save the model again with it, or upgrade onnxruntime",
+            f"it has {found[1]}",
+        )
     if found := _OPSET.search(text):
-        return ModelProblem(where, "opset_import", f"opset {found[3]} or lower of {found[2]}; export again with it, or upgrade onnxruntime", f"it has {found[1]}")
+        return ModelProblem(
+            where,
+            "opset_import",
+            f"opset {found[3]} or lower of {found[2]}; export again with it, or upgrade onnxruntime",
+            f"it has {found[1]}",
+        )
     if "[ONNXRuntimeError]" in text and "CUDA" not in text:
         return ModelProblem(where, "graph", "a graph that ONNX Runtime " + ort.__version__ + " can run", text)
     return error

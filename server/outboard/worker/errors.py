@@ -27,7 +27,9 @@ _CUDA_CODE = re.compile(r"CUDA (?:failure|error) (\d+)", re.I)
 _LOST = re.compile(r"fallen off the bus|GPU is lost|device lost|DEVICE_LOST|cudaErrorUnknown|cudaErrorNoDevice", re.I)
 _CUDA_TEXT = re.compile(r"CUDA error: ?(?P<what>[^\n;]*)|CUDA (?:failure|driver error)", re.I)
 #: "CUDA error: …" texts that leave the context usable: the call was wrong, not the device.
-_HARMLESS = re.compile(r"invalid argument|invalid configuration argument|no kernel image|invalid resource handle|not supported|invalid value", re.I)
+_HARMLESS = re.compile(
+    r"invalid argument|invalid configuration argument|no kernel image|invalid resource handle|not supported|invalid value", re.I
+)
 
 
 class InputRefused(ValueError):
@@ -35,7 +37,7 @@ class InputRefused(ValueError):
 
 
 def classify(error: BaseException) -> Kind:
-    """"input": the rows are at fault; "oom": recoverable with less; "sticky": this process is lost; "unknown": all else."""
+    """ "input": the rows are at fault; "oom": recoverable with less; "sticky": this process is lost; "unknown": all else."""
     types = {t.__name__ for t in type(error).__mro__}
     text = str(error)
     if "OutOfMemoryError" in types or isinstance(error, MemoryError):

@@ -129,7 +129,9 @@ class Worker:
         except Exception as e:
             kind = classify(e)
             log.exception("%s cannot be loaded (%s)", load.model, kind)
-            self._refuse(load, load.directory, f"device ({kind})" if kind in ("oom", "sticky") else "load", "a network that loads and runs", _text(e))
+            self._refuse(
+                load, load.directory, f"device ({kind})" if kind in ("oom", "sticky") else "load", "a network that loads and runs", _text(e)
+            )
 
     def _refuse(self, load: Load, file: str, key: str, expected: str, message: str) -> None:
         log.warning("%s refused: %s: %s: expected %s; %s", load.model, file, key, expected, message)
@@ -139,7 +141,9 @@ class Worker:
     def _open(self, load: Load) -> LoadedNetwork:
         spec = repository.read(Path(load.directory))
         if spec.version != load.version:
-            raise ModelProblem(load.directory, "version", load.version, f"the files are now {spec.version}: they changed since the load was asked for")
+            raise ModelProblem(
+                load.directory, "version", load.version, f"the files are now {spec.version}: they changed since the load was asked for"
+            )
         if load.part not in spec.networks:
             raise ModelProblem(load.directory, "part", f"one of {sorted(spec.networks)}", repr(load.part))
         return networks.load(spec, load.part, self._device, self._start.threads)
@@ -167,18 +171,21 @@ class Worker:
             if network.fixed_rows == 1:
                 faster.run_singly()
             if difference := measure.difference(faster, network):
-                log.warning("%s stays with %s: %s answers differently: %s", load.model, network.backend.provider, backend.provider, difference)
+                log.warning(
+                    "%s stays with %s: %s answers differently: %s", load.model, network.backend.provider, backend.provider, difference
+                )
+                return
+            if not measure.is_faster(faster, network, [rows for rows, _ in costs], self._start.concurrency):
+                log.info("%s stays with %s: %s is not faster here", load.model, network.backend.provider, backend.provider)
                 return
             loaded = self._prove(load, faster)
-            if measure.throughput(loaded.costs) < measure.throughput(costs):
-                log.info("%s stays with %s: %s is not faster here", load.model, network.backend.provider, backend.provider)
-                self._answers.free([loaded.golden_batch])
-                return
             # Not where it was unloaded, or loaded anew, in the meantime.
             if self._networks.get((load.model, load.version)) is network:
                 self._networks[load.model, load.version] = faster
                 self._send(loaded)
                 log.info("%s now serves with %s", load.model, backend.provider)
+            else:
+                self._answers.free([loaded.golden_batch])
         except Exception:
             log.exception("%s stays with %s", load.model, network.backend.provider)
 

@@ -6,7 +6,7 @@ import logging
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -49,14 +49,18 @@ def golden(network: LoadedNetwork) -> tuple[np.ndarray, dict[str, np.ndarray]]:
                 expected = {name: stored[name] for name in stored.files}
             image = np.ascontiguousarray(expected.pop("input"))
         except (OSError, ValueError, KeyError) as e:
-            raise ModelProblem(str(path), "golden", "an .npz with `input`, uint8 [height, width, 3], and the outputs by name", str(e)) from e
+            raise ModelProblem(
+                str(path), "golden", "an .npz with `input`, uint8 [height, width, 3], and the outputs by name", str(e)
+            ) from e
         if image.dtype != np.uint8 or image.ndim != 3:
             raise ModelProblem(str(path), "golden", "`input` as uint8 [height, width, 3]", f"it is {image.dtype} {list(image.shape)}")
     answers = network.run(image.reshape(-1), [0], image.shape)
     for name, want in expected.items():
         if name not in answers:
             raise ModelProblem(str(path), "golden", f"outputs named {sorted(answers)}", f"it has {name!r}")
-        if difference := disagreement(answers[name], want.reshape(answers[name].shape) if want.size == answers[name].size else want, tolerance(network)):
+        if difference := disagreement(
+            answers[name], want.reshape(answers[name].shape) if want.size == answers[name].size else want, tolerance(network)
+        ):
             raise ModelProblem(str(path), "golden", f"output {name!r} as stored", difference)
     return image, answers
 
@@ -128,7 +132,11 @@ def costs(network: LoadedNetwork, image: np.ndarray, slots: int, budget_s: float
     for rows in sizes:
         memory, offsets = _mixed_rows(image, rows)
         try:
-            seconds = _busy_seconds(lambda m=memory, o=offsets: network.run(m, o, image.shape), slots, min(SIZE_BUDGET_S, max(0.0, deadline - time.perf_counter()) / 3))
+            seconds = _busy_seconds(
+                lambda m=memory, o=offsets: network.run(m, o, image.shape),
+                slots,
+                min(SIZE_BUDGET_S, max(0.0, deadline - time.perf_counter()) / 3),
+            )
         except Exception as e:
             if not measured:
                 raise
@@ -141,9 +149,21 @@ def costs(network: LoadedNetwork, image: np.ndarray, slots: int, budget_s: float
     return measured
 
 
-def throughput(measured: Costs) -> float:
-    """Rows a second of the best batch size."""
-    return max(rows / seconds for rows, seconds in measured)
+def is_faster(network: LoadedNetwork, other: LoadedNetwork, sizes: Sequence[int], slots: int) -> bool:
+    """Whether `network` answers more rows a second than `other`, each at its best of `sizes`.
+
+    In turns, because a machine's speed drifts by more than the two differ: costs measured minutes apart cannot be compared.
+    """
+    width, height = network.network.input.size
+    image = seeded_image(width, height)
+    rates = [0.0, 0.0]
+    for _ in range(3):
+        for i, candidate in enumerate((network, other)):
+            for rows in sizes:
+                memory, offsets = _mixed_rows(image, rows)
+                seconds = _busy_seconds(lambda c=candidate, m=memory, o=offsets: c.run(m, o, image.shape), slots, 0.0)
+                rates[i] = max(rates[i], rows / seconds)
+    return rates[0] > rates[1]
 
 
 def _busy_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> float:

@@ -58,7 +58,9 @@ def read(network: Network) -> tuple[onnx.ModelProto, Picture]:
     try:
         model = onnx.load(network.file, load_external_data=False)
     except (DecodeError, ValueError, OSError) as e:
-        raise ModelProblem(where, "file", "a whole ONNX file", f"it cannot be read ({str(e) or type(e).__name__}): truncated, or not ONNX") from e
+        raise ModelProblem(
+            where, "file", "a whole ONNX file", f"it cannot be read ({str(e) or type(e).__name__}): truncated, or not ONNX"
+        ) from e
     if not model.graph.node:
         raise ModelProblem(where, "graph", "a graph with nodes", "the file holds none: it is empty, truncated, or not ONNX")
     _check_external_data(model, network.file)
@@ -94,7 +96,9 @@ def _check_external_data(model: onnx.ModelProto, file: Path) -> None:
             raise ModelProblem(str(file), f"external data of {tensor.name!r}", f"the file {location!r} beside the model", "it is missing")
         need = int(where.get("offset", 0) or 0) + int(where.get("length", 0) or 0)
         if path.stat().st_size < need:
-            raise ModelProblem(str(path), f"external data of {tensor.name!r}", f"at least {need} bytes", f"it has {path.stat().st_size}: truncated")
+            raise ModelProblem(
+                str(path), f"external data of {tensor.name!r}", f"at least {need} bytes", f"it has {path.stat().st_size}: truncated"
+            )
 
 
 def axes(value: onnx.ValueInfoProto) -> Axes:
@@ -147,7 +151,9 @@ def with_uint8_input(model: onnx.ModelProto, picture: Picture, manifest: Input) 
 
     def constant(label: str, values: np.ndarray) -> str:
         name = f"{PIXELS}_{label}"
-        graph.initializer.append(numpy_helper.from_array(values.astype(np.float32).reshape((3,) if picture.channels_last else (1, 3, 1, 1)), name))
+        graph.initializer.append(
+            numpy_helper.from_array(values.astype(np.float32).reshape((3,) if picture.channels_last else (1, 3, 1, 1)), name)
+        )
         return name
 
     if not picture.channels_last:
