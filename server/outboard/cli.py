@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from outboard.registry import Registry
     from outboard.runtime import Runtime
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="An inference server for the GPU outside the box.", rich_markup_mode=None)
-out = Console()
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="An inference server for the GPU outside the box.", rich_markup_mode=None
+)
+out = Console(width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True)
 
 Url = Annotated[str, typer.Option(envvar="OUTBOARD_URL", help="The running server.")]
@@ -46,7 +48,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
     device: Annotated[list[str] | None, typer.Option(help="auto, cpu, cuda:0 or a GPU's UUID; several may be given.")] = None,
     workers: Annotated[int | None, typer.Option(help="Front processes: 1, nothing else.", hidden=True)] = None,
-    max_losses: Annotated[int | None, typer.Option(help="Losses within 10 minutes that a device may have before it is quarantined.")] = None,
+    max_losses: Annotated[
+        int | None, typer.Option(help="Losses within 10 minutes that a device may have before it is quarantined.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file, instead of ./outboard.toml.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
@@ -88,7 +92,16 @@ def serve(
     logging.getLogger("outboard").info("listening on http://%s:%d; loading the models of %s", settings.host, bound, settings.models)
     web = create(settings, on_ready=lambda runtime, registry: _welcome(settings, bound, runtime, registry))
     server = uvicorn.Server(
-        uvicorn.Config(web, loop="uvloop", http="httptools", log_level="warning", access_log=False, lifespan="on", timeout_keep_alive=75, server_header=False)
+        uvicorn.Config(
+            web,
+            loop="uvloop",
+            http="httptools",
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            timeout_keep_alive=75,
+            server_header=False,
+        )
     )
     server.run(sockets=[listener])
 
@@ -114,10 +127,10 @@ def _welcome(settings: Settings, port: int, runtime: Runtime, registry: Registry
     out.print(_model_table(entries))
     out.print(f"Serving on {url} (documentation: {url}/docs). Try:\n", highlight=False)
     sample = settings.models.resolve().parent / ".cache" / "samples"
-    photo, name = next(
-        ((photo, e["name"]) for task, photo in (("detection", "chelsea.jpg"), ("classification", "coffee.jpg")) for e in entries if e["task"] == task and e["state"] == "ready"),
-        ("photo.jpg", entries[0]["name"] if entries else "MODEL"),
-    )
+    served = {name: m.serving.spec for name, m in sorted(registry.models.items()) if m.serving is not None}
+    # A photograph of a cat, for a model that has a word for what it sees where there is one.
+    name = next((n for n, spec in served.items() if spec.toml.task == "detection" and len(spec.labels) > 1), next(iter(served), "MODEL"))
+    photo = "chelsea.jpg"
     path = sample / photo
     shown = os.path.relpath(path) if path.is_file() else "photo.jpg"
     print(f"  curl --data-binary @{shown} {url}/v1/models/{name}/predict\n", flush=True)
@@ -194,7 +207,17 @@ def _check(directory: Path) -> list[dict[str, Any]]:
         raise _refuse(f"--models {directory}: no such folder")
     entries = []
     for name in repository.names(directory):
-        entry: dict[str, Any] = {"name": name, "task": None, "backend": None, "state": "unloaded", "devices": [], "input": None, "license": None, "source": None, "error": None}
+        entry: dict[str, Any] = {
+            "name": name,
+            "task": None,
+            "backend": None,
+            "state": "unloaded",
+            "devices": [],
+            "input": None,
+            "license": None,
+            "source": None,
+            "error": None,
+        }
         try:
             spec = repository.read(directory / name)
         except repository.ModelProblem as e:
@@ -202,7 +225,14 @@ def _check(directory: Path) -> list[dict[str, Any]]:
         else:
             size = next(iter(spec.networks.values())).input.size
             toml = spec.toml
-            entry |= {"task": toml.task, "backend": toml.backend, "version": spec.version, "input": {"width": size[0], "height": size[1]}, "license": toml.license or None, "source": toml.source or None}
+            entry |= {
+                "task": toml.task,
+                "backend": toml.backend,
+                "version": spec.version,
+                "input": {"width": size[0], "height": size[1]},
+                "license": toml.license or None,
+                "source": toml.source or None,
+            }
         entries.append(entry)
     return entries
 
@@ -262,9 +292,7 @@ def reset(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
 
 
 @devices_app.callback(epilog="Example: outboard devices --json")
-def devices(
-    context: typer.Context,
-    url: Url = "http://127.0.0.1:8000", as_json: Json = False) -> None:
+def devices(context: typer.Context, url: Url = "http://127.0.0.1:8000", as_json: Json = False) -> None:
     """List the devices of a running server, with their history. Exit code 1 when one of them does not serve."""
     if context.invoked_subcommand is not None:
         return

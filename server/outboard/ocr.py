@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+import outboard.tasks.text as text
 from outboard import tasks
 from outboard.imaging.decode import decode
 from outboard.imaging.fit import fit
@@ -17,7 +18,6 @@ from outboard.imaging.geometry import Geometry
 from outboard.imaging.header import Header
 from outboard.registry import Version
 from outboard.runtime import Outcome, Runtime
-import outboard.tasks.text as text
 from outboard.tasks.answer import answer_body
 from outboard.tasks.results import Texts
 

@@ -46,7 +46,9 @@ class Predictor:
         began = time.perf_counter()
         spec = version.spec
         if request.strict_device and self.runtime.engine.degraded():
-            raise Problem("device_unavailable", "strict_device was asked for, and the device does not serve now; see GET /v1/devices", retry_after=5.0)
+            raise Problem(
+                "device_unavailable", "strict_device was asked for, and the device does not serve now; see GET /v1/devices", retry_after=5.0
+            )
         header = read_header(body, max_pixels=self.runtime.settings.limits.pixels)
         if spec.toml.parts:
             content, outcome = await read_text(self.runtime, version, body, header, request.options, request.deadline)
@@ -58,7 +60,9 @@ class Predictor:
                 pixels = decode(body, header, min_size=decode_size(header, network.input), background=network.input.background)
                 return fit(pixels, header, network.input, rows[0])
 
-            outcome = await self.runtime.submit(version.ids[""], (height, width, 3), fill, deadline=request.deadline, kind=header.format, body=body)
+            outcome = await self.runtime.submit(
+                version.ids[""], (height, width, 3), fill, deadline=request.deadline, kind=header.format, body=body
+            )
             self.runtime.fill_costs.observe(header.format, len(body), outcome.decode)
             if spec.toml.task == "classification":  # cheaper than handing it to a thread
                 content = self._content(version, outcome.rows[0], outcome.filled, request.options)

@@ -64,6 +64,7 @@ class Registry:
         self.root = root
         self.models: dict[str, Model] = {}
         self.scanned = False
+        self.settled = asyncio.Event()  #: every model was served or refused at least once
         runtime.on_network.append(self._network_changed)
 
     async def scan(self) -> None:
@@ -76,13 +77,13 @@ class Registry:
             if model is None or not model.unloaded:
                 await self._read(name)
         self.scanned = True
+        self._settle()
 
     async def watch(self) -> None:
         """Follow changes for ever. Half-written files are seen again when they are whole; what no event tells (a change while the
         watch was set up, a network file system) is seen by a look every few seconds, which costs a `stat` for each file."""
-        async for changes in watchfiles.awatch(self.root, step=200, rust_timeout=LOOK_EVERY_MS, yield_on_timeout=True, ignore_permission_denied=True):
-            if changes:
-                log.debug("the repository changed: %s", ", ".join(sorted({path for _, path in changes})))
+        changes = watchfiles.awatch(self.root, step=200, rust_timeout=LOOK_EVERY_MS, yield_on_timeout=True, ignore_permission_denied=True)
+        async for _ in changes:
             await self.scan()
 
     async def _read(self, name: str) -> None:
@@ -144,7 +145,9 @@ class Registry:
     def _failed(self, model: Model, error: dict[str, str]) -> None:
         if model.error != error:
             kept = f"; version {model.serving.spec.version} goes on serving" if model.serving else ""
-            log.error("model %s: %s: %s: %s; expected %s%s", model.name, error["file"], error["key"], error["message"], error["expected"], kept)
+            log.error(
+                "model %s: %s: %s: %s; expected %s%s", model.name, error["file"], error["key"], error["message"], error["expected"], kept
+            )
         model.error = error
         self._wake(model)
 
@@ -163,8 +166,12 @@ class Registry:
                 self._retire(version)
         log.info("model %s was removed", name)
 
-    @staticmethod
-    def _wake(model: Model) -> None:
+    def _settle(self) -> None:
+        if self.ready()[0]:
+            self.settled.set()
+
+    def _wake(self, model: Model) -> None:
+        self._settle()
         for future in model.waiting:
             if not future.done():
                 future.set_result(None)
@@ -234,5 +241,3 @@ class Registry:
         if waiting:
             return False, "loading: " + ", ".join(waiting)
         return True, ""
-
-

@@ -1,7 +1,7 @@
 """The model repository: `models/NAME/model.toml` beside its weights, read and checked without loading a network.
 
-Everything that can be refused from the files alone is refused here, with the file, the key and what was expected; what only the runtime can tell
-(shapes, providers, golden answers) is refused by the worker in the same three words.
+Everything that can be refused from the files alone is refused here, with the file, the key and what was expected; what only
+the runtime can tell (shapes, providers, golden answers) is refused by the worker in the same three words.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def read(directory: Path) -> ModelSpec:
     path = directory / "model.toml"
     name = directory.name
     if not _NAME.match(name):
-        raise ModelProblem(str(directory), "name", "a folder name of letters, digits, '_', '-' and '.', at most 64", f"{name!r} is not usable")
+        raise ModelProblem(
+            str(directory), "name", "a folder name of letters, digits, '_', '-' and '.', at most 64", f"{name!r} is not usable"
+        )
     try:
         raw = path.read_bytes()
     except OSError as e:
@@ -171,7 +173,12 @@ def read(directory: Path) -> ModelSpec:
     if toml.output.decoder not in DECODERS:
         raise ModelProblem(where, "output.decoder", "one of " + ", ".join(sorted(DECODERS)), f"{toml.output.decoder!r} is unknown")
     if DECODERS[toml.output.decoder] != toml.task:
-        raise ModelProblem(where, "output.decoder", f"a decoder of task {toml.task!r}", f"{toml.output.decoder!r} answers {DECODERS[toml.output.decoder]!r}")
+        raise ModelProblem(
+            where,
+            "output.decoder",
+            f"a decoder of task {toml.task!r}",
+            f"{toml.output.decoder!r} answers {DECODERS[toml.output.decoder]!r}",
+        )
     if (toml.output.decoder == "yolov2") != bool(toml.output.anchors):
         raise ModelProblem(where, "output.anchors", "anchors [[width, height], …] in cells for decoder yolov2, and for no other")
     networks = _networks(where, directory, name, toml)
@@ -187,7 +194,9 @@ def read(directory: Path) -> ModelSpec:
     for extra in ("golden.npz",):
         if (directory / extra).is_file():
             digest.update(_sha256(directory / extra).encode())
-    return ModelSpec(name=name, directory=directory, toml=toml, version=f"sha256:{digest.hexdigest()[:12]}", labels=labels, networks=networks)
+    return ModelSpec(
+        name=name, directory=directory, toml=toml, version=f"sha256:{digest.hexdigest()[:12]}", labels=labels, networks=networks
+    )
 
 
 def _parse(path: Path, raw: bytes) -> ModelFile:

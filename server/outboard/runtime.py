@@ -229,10 +229,7 @@ class Runtime:
         generation = self.engine.devices[device].generation
         self.engine.eject(self.now(), device)
         self._act()
-        deadline = self.now() + patience
-        while self.supervisor.get(device, generation) is not None and self.now() < deadline:
-            await asyncio.sleep(0.02)
-        return self.supervisor.get(device, generation) is None
+        return await self.supervisor.gone(lambda: self.supervisor.get(device, generation) is None, patience)
 
     def reset(self, device: str) -> None:
         """An operator ends a quarantine or an ejection."""
@@ -444,7 +441,9 @@ class Runtime:
                 if (worker := self.supervisor.get(command.device, command.generation)) is not None:
                     self.supervisor.send(worker, protocol.Ping(command.n))
             case c.StateChanged():
-                level = logging.WARNING if command.state in ("lost", "quarantined", "suspect") and command.device != ISOLATION else logging.INFO
+                level = (
+                    logging.WARNING if command.state in ("lost", "quarantined", "suspect") and command.device != ISOLATION else logging.INFO
+                )
                 log.log(level, "device %s is %s%s", command.device, command.state, f": {command.why}" if command.why else "")
                 metrics.device_state(command.device, command.state)
                 for callback in self.on_state:

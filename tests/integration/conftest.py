@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import graphs
 import pytest
+
+import graphs
 from integration.serverkit import Server, serving
 
 
 def small_models(folder: Path) -> Path:
     """A repository: finders of coloured blocks, channel means in both colour orders, and models that misbehave."""
     for layout in ("yolov8", "end2end_batch_column", "boxes_single"):
-        graphs.write_model(folder, f"finder_{layout}", graphs.block_finder(layout), graphs.toml("detection", graphs.FORMATS[layout], (320, 320)))
+        graphs.write_model(
+            folder, f"finder_{layout}", graphs.block_finder(layout), graphs.toml("detection", graphs.FORMATS[layout], (320, 320))
+        )
     means = graphs.channel_means((32, 32))
     graphs.write_model(folder, "rgb", means, graphs.toml("tensor", "tensor", (32, 32), input='fit = "stretch"'))
     graphs.write_model(folder, "bgr", means, graphs.toml("tensor", "tensor", (32, 32), input='fit = "stretch"\ncolor = "BGR"'))

@@ -57,6 +57,8 @@ def multipart(*bodies: bytes, field: str = "image", end: bytes = b"--B--\r\n", *
     for name, value in fields.items():
         out += f'--B\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
     for i, body in enumerate(bodies):
-        out += f'--B\r\nContent-Disposition: form-data; name="{field}"; filename="../../{i}.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'.encode()
+        out += (
+            f'--B\r\nContent-Disposition: form-data; name="{field}"; filename="../../{i}.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'.encode()
+        )
         out += body + b"\r\n"
     return out + end, "multipart/form-data; boundary=B"

@@ -59,7 +59,12 @@ def serving(models: Path, *flags: str, ready: bool = True, env: dict[str, str] |
     """Serve `models` on a free port; with `ready`, wait until every model is served or refused."""
     command: Sequence[str] = [sys.executable, "-m", "outboard", "serve", "--models", str(models), "--port", "0", *flags]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}, cwd=cwd
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+        cwd=cwd,
     )
     log: list[str] = []
 

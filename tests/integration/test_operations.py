@@ -11,10 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-import graphs
 import httpx
 import numpy as np
 import pytest
+
+import graphs
 from integration.conftest import small_models
 from integration.pictures import encoded
 from integration.serverkit import Server, serving
@@ -23,7 +24,9 @@ PICTURE = encoded(np.full((32, 32, 3), 200, np.uint8), "PNG")
 
 
 def outboard(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "outboard", *arguments], capture_output=True, text=True, timeout=30, cwd=cwd, env={**os.environ, **env})
+    return subprocess.run(
+        [sys.executable, "-m", "outboard", *arguments], capture_output=True, text=True, timeout=30, cwd=cwd, env={**os.environ, **env}
+    )
 
 
 def test_health_is_answered_while_the_models_are_busy(server: Server) -> None:
@@ -52,7 +55,11 @@ def test_the_port_answers_while_models_still_load(tmp_path: Path) -> None:
 def frames(server: Server, outcome: str, model: str = "slow") -> float:
     """The counter of frames with this outcome, over all devices."""
     lines = server.client.get("/metrics").text.splitlines()
-    return sum(float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith("outboard_frames_total") and f'outcome="{outcome}"' in x and f'model="{model}"' in x)
+    return sum(
+        float(x.rsplit(" ", 1)[1])
+        for x in lines
+        if x.startswith("outboard_frames_total") and f'outcome="{outcome}"' in x and f'model="{model}"' in x
+    )
 
 
 def test_work_whose_client_has_left_is_dropped(server: Server) -> None:
@@ -83,6 +90,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_upload_harms_nobody(server: S
 
 def test_a_body_over_the_limit_is_refused_however_it_is_sent(tmp_path: Path) -> None:
     with serving(small_models(tmp_path), env={"OUTBOARD_LIMITS_BODY": "1MiB"}) as server:
+
         def chunks():
             for _ in range(64):
                 yield bytes(1 << 16)

@@ -8,10 +8,11 @@ import math
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from graphs import STRANGE_NUMBERS
 from integration.pictures import RED, bomb, encoded, multipart, scene, turned
 from integration.serverkit import Server
-from PIL import Image
 
 FINDER = "finder_yolov8"
 
@@ -59,7 +60,9 @@ def test_the_same_scene_gives_the_same_box_however_it_is_stored(server: Server, 
     assert close(box(answer), [200, 40, 260, 100], 2.5)
 
 
-@pytest.mark.parametrize(("width", "height"), [(1920, 1080), (1080, 1920), (1000, 1000), (2520, 1080), (3775, 1571), (427, 640), (581, 640)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(1920, 1080), (1080, 1920), (1000, 1000), (2520, 1080), (3775, 1571), (427, 640), (581, 640)]
+)
 def test_boxes_lie_in_the_submitted_image_whatever_its_shape(server: Server, width: int, height: int) -> None:
     side = max(24, min(width, height) // 8)
     left, top = width - 2 * side, height // 5
@@ -100,7 +103,12 @@ def test_colour_order_is_the_models(server: Server) -> None:
 
 def test_truncated_pictures_are_refused_and_never_made_up(server: Server) -> None:
     whole = encoded(scene(640, 480, 10, 10, 40))
-    for cut in (whole[: len(whole) // 2], whole[:-2], encoded(scene(99, 99, 0, 0, 9), "PNG")[:-20], encoded(scene(99, 99, 0, 0, 9), "WEBP")[:-30]):
+    for cut in (
+        whole[: len(whole) // 2],
+        whole[:-2],
+        encoded(scene(99, 99, 0, 0, 9), "PNG")[:-20],
+        encoded(scene(99, 99, 0, 0, 9), "WEBP")[:-30],
+    ):
         problem(server.predict(FINDER, cut), "image_truncated", 422)
 
 
@@ -147,7 +155,9 @@ def test_rows_of_a_batch_are_never_mixed_up(server: Server, model: str) -> None:
 
 
 def test_mixed_sizes_and_one_bad_picture_do_not_hurt_their_neighbours(server: Server) -> None:
-    good = [encoded(scene(w, h, 30, 30, 40)) for w, h in ((320, 240), (640, 480), (200, 600), (1000, 500), (333, 111), (320, 320), (90, 90))]
+    good = [
+        encoded(scene(w, h, 30, 30, 40)) for w, h in ((320, 240), (640, 480), (200, 600), (1000, 500), (333, 111), (320, 320), (90, 90))
+    ]
     bad = encoded(scene(640, 480, 10, 10, 40))[:3000]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         codes = [r.status_code for r in pool.map(lambda b: server.predict(FINDER, b), [*good, bad])]
@@ -185,7 +195,9 @@ def test_a_wrong_content_type_is_told_with_a_command_that_works(server: Server) 
     assert server.predict(FINDER, encoded(scene(64, 64, 8, 8, 30)), "application/x-www-form-urlencoded").status_code == 200
 
 
-@pytest.mark.parametrize("options", [{"min_score": 2}, {"min_score": "x"}, {"top_k": 0}, {"min_scor": 0.5}, {"deadline_ms": -1}, {"strict_device": "maybe"}])
+@pytest.mark.parametrize(
+    "options", [{"min_score": 2}, {"min_score": "x"}, {"top_k": 0}, {"min_scor": 0.5}, {"deadline_ms": -1}, {"strict_device": "maybe"}]
+)
 def test_bad_options_are_refused_by_name(server: Server, options: dict) -> None:
     body = problem(server.predict(FINDER, encoded(scene(64, 64, 8, 8, 30)), **options), "bad_option", 422)
     assert next(iter(options)) in body["detail"]
@@ -193,7 +205,9 @@ def test_bad_options_are_refused_by_name(server: Server, options: dict) -> None:
 
 def test_the_picture_with_the_answer_drawn_on_is_the_same_size(server: Server) -> None:
     picture = encoded(scene(640, 480, 100, 200, 80))
-    response = server.client.post(f"/v1/models/{FINDER}/predict", content=picture, headers={"content-type": "image/jpeg", "accept": "image/jpeg"})
+    response = server.client.post(
+        f"/v1/models/{FINDER}/predict", content=picture, headers={"content-type": "image/jpeg", "accept": "image/jpeg"}
+    )
     assert response.headers["content-type"] == "image/jpeg"
     drawn = Image.open(io.BytesIO(response.content))
     assert drawn.size == (640, 480)

@@ -7,10 +7,11 @@ import shutil
 import threading
 from pathlib import Path
 
-import graphs
 import numpy as np
 import onnx
 import pytest
+
+import graphs
 from integration.pictures import encoded
 from integration.serverkit import Server, serving
 

@@ -169,7 +169,9 @@ class Engine:
         entry = self.networks[network]
         if digest and (until := self.poison.get(digest)) is not None:
             if now < until:
-                self._refuse_new(frame, "poison_frame", "this input killed the worker that ran it a short while ago; it is not run again", until - now)
+                self._refuse_new(
+                    frame, "poison_frame", "this input killed the worker that ran it a short while ago; it is not run again", until - now
+                )
                 return
             del self.poison[digest]
         h, w, ch = shape
@@ -191,13 +193,19 @@ class Engine:
             self._refuse_new(frame, "memory_full", need + "; raise [limits] frame_memory", None)
             return
         if not self._may_ever_run(network):
-            why = "; ".join(f"{d.id}: {d.networks[network].why or d.state}" for d in self.devices.values() if network in d.networks) or "no device is up"
+            why = (
+                "; ".join(f"{d.id}: {d.networks[network].why or d.state}" for d in self.devices.values() if network in d.networks)
+                or "no device is up"
+            )
             self._refuse_new(frame, "model_not_ready", f"no device can run the model now ({why})", 1.0)
             return
         wait = self.estimate(network, rows, fill_cost)
         if now + wait > deadline:
             late = now + wait - deadline
-            detail = f"the work before it takes about {wait * 1e3:.0f} ms, its deadline is in {(deadline - now) * 1e3:.0f} ms; send less, or allow more time"
+            detail = (
+                f"the work before it takes about {wait * 1e3:.0f} ms, its deadline is in {(deadline - now) * 1e3:.0f} ms; "
+                "send less, or allow more time"
+            )
             self._refuse_new(frame, "overloaded", detail, max(late, 0.1))
             return
         self.frames[frame] = f
@@ -262,15 +270,16 @@ class Engine:
         return entry.costs.expected(cap) * rows / cap / (device.slots if device.parallel and rows > cap else 1)
 
     def _waiting_rows(self) -> Iterable[tuple[str, int]]:
-        for network, unfilled in self._unfilled.items():
-            yield network, unfilled
+        yield from self._unfilled.items()
         for queue in self._queues.values():
             yield queue.network, len(queue)
 
     def _may_ever_run(self, network: str) -> bool:
         """Some device has it ready or may have it soon."""
         return any(
-            d.networks[network].state != "failed" if network in d.networks else d.state in ("starting", "lost", "warming") and self._wants(d, self.networks[network])
+            d.networks[network].state != "failed"
+            if network in d.networks
+            else d.state in ("starting", "lost", "warming") and self._wants(d, self.networks[network])
             for d in self.devices.values()
             if d.kind != ISOLATION and d.state not in ("off", "ejected", "quarantined")
         )
@@ -751,7 +760,9 @@ class Engine:
             self._timers.set(("retry", d.id), now + (0.0 if d.history.total == 1 else min(d.history.retry(), 2.0)))
         elif quarantine or d.history.quarantine_due():
             seconds = d.history.quarantine()
-            reason = why if quarantine else f"lost {len(d.history._recent)} times in {self.config.failback.window / 60:.0f} minutes, last: {why}"
+            reason = (
+                why if quarantine else f"lost {len(d.history._recent)} times in {self.config.failback.window / 60:.0f} minutes, last: {why}"
+            )
             d.until = now + seconds
             self._set_state(now, d, "quarantined", reason)
             self._timers.set(("retry", d.id), d.until)

@@ -61,6 +61,7 @@ class Supervisor:
         self._on_message = on_message
         self._on_exit = on_exit
         self._workers: dict[tuple[str, int], Worker] = {}
+        self._exit = asyncio.Event()  #: set when a process has ended
 
     def start(self, device: str, generation: int, spec: str, concurrency: int, threads: int) -> Worker:
         """Spawn a worker (never fork: a CUDA context does not survive it) and send it `Start` with the slab and its region."""
@@ -139,7 +140,12 @@ class Supervisor:
             try:
                 message = protocol.decode_to_front(data)
             except Exception:
-                log.exception("worker of %s (generation %d) sent %d bytes that are no message: it is ended", worker.device, worker.generation, len(data))
+                log.exception(
+                    "worker of %s (generation %d) sent %d bytes that are no message: it is ended",
+                    worker.device,
+                    worker.generation,
+                    len(data),
+                )
                 self.kill(worker)
                 return
             self._on_message(worker, message)
@@ -154,6 +160,7 @@ class Supervisor:
         os.close(worker.pidfd)
         worker.channel.close()
         del self._workers[worker.device, worker.generation]
+        self._exit.set()
         self._on_exit(worker, f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}")
         worker.region.close()
 
@@ -168,15 +175,22 @@ class Supervisor:
         """SIGKILL; do not wait. A process stuck in the kernel stays, harmless: it cannot write what anybody reads."""
         worker.process.kill()
 
+    async def gone(self, condition: Callable[[], bool], patience: float) -> bool:
+        """Wait until enough processes have ended for `condition`, at most `patience` seconds; whether it is met."""
+        try:
+            async with asyncio.timeout(patience):
+                while not condition():
+                    self._exit.clear()
+                    await self._exit.wait()
+        except TimeoutError:
+            pass
+        return condition()
+
     async def close(self, patience: float = 2.0) -> None:
         """Tell every worker to stop, then kill what is left."""
         for worker in list(self._workers.values()):
             self.send(worker, protocol.Stop())
-        deadline = asyncio.get_running_loop().time() + patience
-        while self._workers and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
-        for worker in list(self._workers.values()):
-            self.kill(worker)
-        deadline += 1.0
-        while self._workers and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
+        if not await self.gone(lambda: not self._workers, patience):
+            for worker in list(self._workers.values()):
+                self.kill(worker)
+            await self.gone(lambda: not self._workers, 1.0)

@@ -38,7 +38,9 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
                 task.cancel()
             await runtime.close()
 
-    app = FastAPI(title="Outboard", version=__version__, summary="An inference server for the GPU outside the box", lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="Outboard", version=__version__, summary="An inference server for the GPU outside the box", lifespan=lifespan, redoc_url=None
+    )
     problems.install(app)
     app.include_router(predict.router(runtime, registry))
     app.include_router(listings.router(runtime, registry))
@@ -52,8 +54,7 @@ async def _serve(runtime: Runtime, registry: Registry, on_ready: Callable[[Runti
     await registry.scan()
     watching = asyncio.create_task(registry.watch())
     try:
-        while not registry.ready()[0]:
-            await asyncio.sleep(0.02)
+        await registry.settled.wait()
         if on_ready is not None:
             on_ready(runtime, registry)
         await watching

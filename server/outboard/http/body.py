@@ -74,7 +74,10 @@ def submission(content_type: str | None, body: bytes, path: str, max_images: int
             raise Problem("bad_multipart", "the content type names no boundary; let your HTTP library write the header")
         return _multipart(body, boundary, max_images)
     if not body:
-        raise Problem("empty_body", f"the body is empty, expected an image: curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' http://…{path}")
+        raise Problem(
+            "empty_body",
+            f"the body is empty, expected an image: curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' http://…{path}",
+        )
     # curl --data-binary without a header says x-www-form-urlencoded: what the bytes are decides.
     if name in ("", "application/octet-stream", "application/x-www-form-urlencoded") or name.startswith("image/"):
         return Submission([body])

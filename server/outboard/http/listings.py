@@ -25,7 +25,9 @@ class _Fault(msgspec.Struct, forbid_unknown_fields=True):
 _FAULT_DOCS: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": {"type": "object", "properties": {"fault": {"enum": list(FAULTS)}}, "required": ["fault"]}}},
+        "content": {
+            "application/json": {"schema": {"type": "object", "properties": {"fault": {"enum": list(FAULTS)}}, "required": ["fault"]}}
+        },
     }
 }
 

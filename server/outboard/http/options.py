@@ -42,7 +42,9 @@ def _number(given: Mapping[str, str], name: str, low: float, high: float, whole:
     except ValueError:
         value = math.nan
     if not low <= value <= high:
-        raise Problem("bad_option", f"{name} is {text[:60]!r}, expected {'a whole number' if whole else 'a number'} from {low:g} to {high:g}")
+        raise Problem(
+            "bad_option", f"{name} is {text[:60]!r}, expected {'a whole number' if whole else 'a number'} from {low:g} to {high:g}"
+        )
     return value
 
 

@@ -41,7 +41,8 @@ _DOCS: dict[str, Any] = {
         },
     },
     "parameters": [
-        {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": "string"}} for name, text in options.KNOWN.items()
+        {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": "string"}}
+        for name, text in options.KNOWN.items()
     ],
 }
 
@@ -66,7 +67,9 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
         in_progress += 1
         try:
             if in_progress > runtime.settings.limits.requests:
-                raise Problem("overloaded", f"{in_progress - 1} requests are in progress, at most {in_progress - 1} are taken", retry_after=1.0)
+                raise Problem(
+                    "overloaded", f"{in_progress - 1} requests are in progress, at most {in_progress - 1} are taken", retry_after=1.0
+                )
             response = await answer(request, model)
         except Problem as e:
             response = respond(e)
@@ -90,7 +93,9 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
                 default_deadline=limits.deadline,
             )
             if len(found.images) > 1 and wanted == JPEG:
-                raise Problem("not_acceptable", "image/jpeg is one picture and several images were sent; send one, or accept application/json")
+                raise Problem(
+                    "not_acceptable", "image/jpeg is one picture and several images were sent; send one, or accept application/json"
+                )
             with registry.use(model) as version:
                 if len(found.images) > 1:
                     results = await unless_left(request, predictor.several(version, found.images, asked))

@@ -58,7 +58,8 @@ def _same_boxes(reference: dict[str, np.ndarray], got: dict[str, np.ndarray], sp
             None,
         )
         if match is None:
-            return f"box {i} of class {want.class_ids[i]} (score {want.scores[i]:.3f}) has no counterpart at IoU {tolerance.iou}, score within {tolerance.score}"
+            limits = f"IoU {tolerance.iou}, score within {tolerance.score}"
+            return f"box {i} of class {want.class_ids[i]} (score {want.scores[i]:.3f}) has no counterpart at {limits}"
         left.remove(match)
     return ""
 

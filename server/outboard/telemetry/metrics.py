@@ -9,7 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 REGISTRY = CollectorRegistry()
 STATES = ("starting", "warming", "serving", "standby", "suspect", "lost", "quarantined", "ejected", "off")
 
-_frames = Counter("outboard_frames", "Frames by outcome (answered, or the problem's slug)", ["model", "device", "outcome"], registry=REGISTRY)
+_frames = Counter(
+    "outboard_frames", "Frames by outcome (answered, or the problem's slug)", ["model", "device", "outcome"], registry=REGISTRY
+)
 _batches = Histogram(
     "outboard_batch_size", "Rows of a batch", ["device", "model"], buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=REGISTRY
 )
