@@ -21,7 +21,7 @@ from outboard.core import commands as c
 from outboard.core.engine import ISOLATION, Engine, EngineConfig
 from outboard.core.failback import FailbackPolicy
 from outboard.core.state import Network
-from outboard.devices import protocol
+from outboard.devices import probe, protocol
 from outboard.devices.simulated import FAULTS
 from outboard.devices.slab import Slab
 from outboard.devices.supervisor import Supervisor, Worker
@@ -84,10 +84,11 @@ class DeviceEntry:
 
     id: str
     kind: str  #: cpu | gpu | sim | isolation
-    spec: str  #: what the worker is told: "cpu", a UUID, "sim:…"
+    spec: str  #: as given: "cpu", "cuda:0", a UUID, "sim:…"
     slots: int
     threads: int
     external: bool = False
+    uuid: str = ""  #: GPUs: once known, kept over replugs
     present: bool = True  #: simulated devices: plugged in
     start_fault: str = ""  #: simulated devices: a fault that the next worker starts with
     hello: protocol.Hello | None = None
@@ -141,6 +142,7 @@ class Runtime:
         self.on_network: list[Callable[[str], None]] = []  #: called with a network's id when a device has loaded or refused it
         self.on_state: list[Callable[[str, str, str], None]] = []  #: called with device, state, why
         self._tickets: dict[int, _Ticket] = {}
+        self._looking: dict[str, asyncio.Task[None]] = {}  #: device -> the search for it
         self._frames = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -490,15 +492,31 @@ class Runtime:
 
     def _start(self, command: c.Start) -> None:
         entry = self.devices[command.device]
-        if not entry.present:
+        if entry.kind == "gpu":
+            self._looking[entry.id] = self._loop.create_task(self._find_and_start(entry, command.generation))
+        elif not entry.present:
             self.engine.not_found(self.now(), entry.id, command.generation, "unplugged (simulated)")
-            return
-        spec = f"{entry.spec},fault={entry.start_fault}" if entry.start_fault else entry.spec
+        else:
+            self._spawn(entry, command.generation, f"{entry.spec},fault={entry.start_fault}" if entry.start_fault else entry.spec)
+
+    async def _find_and_start(self, entry: DeviceEntry, generation: int) -> None:
+        """Ask the driver for the GPU first: it may be unplugged, or its driver may hang."""
+        found = await probe.ask()
+        wanted = entry.uuid or entry.spec
+        gpu = next((g for i, g in enumerate(found) if wanted in (g["uuid"], f"cuda:{i}")), None)
+        if gpu is None:
+            self.engine.not_found(self.now(), entry.id, generation, f"the NVIDIA driver shows no {wanted}")
+        else:
+            entry.uuid, entry.external = gpu["uuid"], gpu["external"]
+            self._spawn(entry, generation, entry.uuid)
+        self._act()
+
+    def _spawn(self, entry: DeviceEntry, generation: int, spec: str) -> None:
         try:
-            self.supervisor.start(entry.id, command.generation, spec, entry.slots, entry.threads)
+            self.supervisor.start(entry.id, generation, spec, entry.slots, entry.threads)
         except OSError as e:
             log.error("cannot start a worker for %s: %s", entry.id, e)
-            self.engine.not_found(self.now(), entry.id, command.generation, f"cannot start its worker: {e}")
+            self.engine.not_found(self.now(), entry.id, generation, f"cannot start its worker: {e}")
 
     def _check_golden(self, command: c.CheckGolden) -> None:
         member = self.networks.get(command.network)

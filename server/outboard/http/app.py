@@ -52,7 +52,7 @@ async def _serve(runtime: Runtime, registry: Registry, on_ready: Callable[[Runti
     """Start the devices, load the models, then follow changes of the repository."""
     await discovery.attach(runtime)
     await registry.scan()
-    watching = asyncio.create_task(registry.watch())
+    watching = asyncio.gather(registry.watch(), discovery.follow(runtime))
     try:
         await registry.settled.wait()
         if on_ready is not None:

@@ -152,7 +152,7 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
         if kind == "cpu":
             raise Problem("conflict", "the CPU cannot be ejected: it is what answers when the others are gone")
         released = await runtime.eject(device)
-        body = await asyncio.to_thread(ejection.report, kind, runtime.devices[device].spec, released)
+        body = await asyncio.to_thread(ejection.report, kind, runtime.devices[device].uuid, released)
         return _json({"device": device_entry(runtime, device), **body})
 
     def known(device: str) -> str:
