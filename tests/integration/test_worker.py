@@ -249,7 +249,10 @@ def test_ctrl_c_is_left_to_the_front_and_stop_ends_after_the_running_batches(wor
 
 
 def test_the_worker_dies_with_a_front_that_is_killed(tmp_path: Path) -> None:
-    front = "import sys, pathlib, time; from integration.workerkit import WorkerKit\nkit = WorkerKit(pathlib.Path(sys.argv[1])); kit.__enter__(); print(kit.process.pid, flush=True); time.sleep(60)"
+    front = (
+        "import sys, pathlib, time; from integration.workerkit import WorkerKit; "
+        "kit = WorkerKit(pathlib.Path(sys.argv[1])); kit.__enter__(); print(kit.process.pid, flush=True); time.sleep(60)"
+    )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", front, str(tmp_path)], stdout=subprocess.PIPE, env=env)
     assert process.stdout

@@ -52,9 +52,9 @@ def test_a_code_that_ends_the_context_is_sticky(code: int) -> None:
         "CUDA error: unspecified launch failure",
         "CUDA error: device-side assert triggered",
         "CUDA error: no CUDA-capable device is detected",
-        "CUDA failure 999: unknown error ; GPU=0 ; hostname=h ; file=/onnxruntime_src/cuda_execution_provider.cc ; expr=cudaSetDevice(info_.device_id)",
+        "CUDA failure 999: unknown error ; GPU=0 ; hostname=h ; file=/onnxruntime_src/cuda_execution_provider.cc ; expr=cudaSetDevice(info_.device_id)",  # noqa: E501
         'Failed to parse provider option "device_id": CUDA failure 100: no CUDA-capable device is detected ; GPU=-1',
-        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Conv node. CUDA failure 719: unspecified launch failure",
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Conv node. CUDA failure 719: unspecified launch failure",  # noqa: E501
         "GPU has fallen off the bus",
         "GPU is lost",
     ],
@@ -72,7 +72,7 @@ def test_a_text_of_a_lost_device_is_sticky_whatever_the_type(text: str) -> None:
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA failure 2: out of memory ; GPU=0"),
         RuntimeException(
-            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 12"
+            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 12"  # noqa: E501
         ),
         RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
         MemoryError(),
@@ -86,7 +86,7 @@ def test_out_of_memory_is_never_taken_for_a_lost_device(error: Exception) -> Non
     "error",
     [
         InvalidArgument(
-            "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x for the following indices index: 2 Got: 3 Expected: 4"
+            "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x for the following indices index: 2 Got: 3 Expected: 4"  # noqa: E501
         ),
         ValueError("Required inputs (['x']) are missing from input feed (['y'])."),
         InputRefused("height of the rows is 3, expected 4"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,19 @@ class Device:
     def upload(self, nbytes: int) -> None:
         """Called before a batch's rows are gathered; a modelled link spends its time here."""
 
+    def run(self, compute: Callable[[], Any], rows: int, row_bytes: int) -> Any:
+        """What `compute()` gives for a gathered batch; a modelled device adds its own memory and time."""
+        return compute()
+
     def download(self, nbytes: int) -> None:
         """Called before a batch's answers are sent."""
+
+    def ping(self) -> None:
+        """Called before each ping is answered: a modelled hang keeps the answer back."""
+
+    def fault(self, fault: str) -> None:
+        """Play a fault: simulated devices only. Raises ValueError."""
+        raise ValueError(f"{self.spec} is a real device: it plays no faults ({fault!r})")
 
 
 class Staging(threading.local):
@@ -100,4 +111,8 @@ def open_device(spec: str) -> Device:
         from outboard.worker.cuda import CudaDevice
 
         return CudaDevice(spec)
-    raise ValueError(f'{spec!r} is no device: expected "cpu" or a GPU\'s UUID ("GPU-…")')
+    if spec.startswith("sim:"):
+        from outboard.worker.simulated import SimulatedDevice
+
+        return SimulatedDevice(spec)
+    raise ValueError(f'{spec!r} is no device: expected "cpu", a GPU\'s UUID ("GPU-…") or "sim:…"')

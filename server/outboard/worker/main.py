@@ -1,7 +1,8 @@
 """The worker's loops: messages in, batches through the networks, messages out.
 
 The main thread reads the socket and answers `Ping` itself, `concurrency` threads run batches and send their own `Done` or `Failed`, one
-thread loads and unloads in order, so loading never holds up running. Nothing that a model raises ends a loop; the process ends with the socket.
+thread loads and unloads in order, so loading never holds up running, and one makes loaded networks faster. Nothing that a model raises ends
+a loop; the process ends with the socket.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from outboard import repository
 from outboard.devices import protocol, slab
-from outboard.devices.protocol import Done, Failed, Hello, Load, Loaded, LoadFailed, Ping, Pong, Run, Start, Stop, Unload
+from outboard.devices.protocol import Done, Failed, Fault, Hello, Load, Loaded, LoadFailed, Ping, Pong, Run, Start, Stop, Unload
 from outboard.repository import ModelProblem
 from outboard.worker import measure, networks
 from outboard.worker.answers import Answers
@@ -72,9 +73,12 @@ class Worker:
                     self._answers.free(message.freed)
                     self._pool.submit(self._run, message)
                 case Ping():
+                    d.ping()
                     self._send(Pong(message.n, d.memory_free()))
                 case Load() | Unload():
                     self._loads.put(message)
+                case Fault():
+                    self._fault(message.fault)
                 case Stop():
                     self._pool.shutdown(wait=True)
                     return
@@ -86,6 +90,12 @@ class Worker:
             self._channel.send(protocol.encode(message))
         except OSError as e:
             log.info("the front is gone: %s", e)  # the main thread sees the end of the socket
+
+    def _fault(self, fault: str) -> None:
+        try:
+            self._device.fault(fault)
+        except ValueError as e:
+            log.error("%s", e)
 
     # ---- batches
 

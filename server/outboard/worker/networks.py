@@ -82,8 +82,10 @@ class LoadedNetwork:
     def _run_piece(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...]) -> list[np.ndarray]:
         n = len(rows)
         total = max(self.fixed_rows, self.backend.batch_rows(n))
-        self.device.upload(total * int(np.prod(shape)))
-        arrays = self.backend.run(self.device.gather(memory, rows, shape, total))
+        row_bytes = int(np.prod(shape))
+        self.device.upload(total * row_bytes)
+        batch = self.device.gather(memory, rows, shape, total)
+        arrays = self.device.run(lambda: self.backend.run(batch), total, row_bytes)
         if total > n:
             self._check_row_axis(arrays, total)
             arrays = [a[:n] for a in arrays]
@@ -93,7 +95,8 @@ class LoadedNetwork:
         for (name, _, _), array in zip(self.backend.outputs, arrays, strict=True):
             if array.ndim == 0 or array.shape[0] != rows:
                 raise RuntimeError(
-                    f"{self.network.key}: output {name!r} has shape {list(array.shape)} for {rows} rows: it cannot be split into rows, send them one by one"
+                    f"{self.network.key}: output {name!r} has shape {list(array.shape)} for {rows} rows: "
+                    "it cannot be split into rows, send them one by one"
                 )
 
 
