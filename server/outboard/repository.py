@@ -50,73 +50,73 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Input(_Table, kw_only=True):
     """How a picture becomes the network's input. `mean` and `std` are of values scaled to 0..1."""
 
-    size: tuple[int, int]  #: [width, height]
-    fit: Literal["letterbox", "stretch", "crop"] = "letterbox"
-    color: Literal["RGB", "BGR"] = "RGB"
-    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    size: tuple[int, int]  #: [width, height] in pixels
+    fit: Literal["letterbox", "stretch", "crop"] = "letterbox"  #: letterbox, stretch or crop (the centre)
+    color: Literal["RGB", "BGR"] = "RGB"  #: RGB or BGR: the order that the network was trained with
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)  #: by channel, in the order of `color`, of values scaled to 0..1
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)  #: a network that takes 0..255 has 1/255 here
     background: tuple[int, int, int] = (114, 114, 114)  #: letterbox pads and what lies behind transparent pixels
     crop: float = 1.0  #: fit = "crop": the share of the short side that is kept
     dynamic: bool = False  #: parts of pipelines: rows of other heights and widths may be sent
 
 
 class Output(_Table, kw_only=True):
-    decoder: str
+    decoder: str  #: see the list below
     min_score: float = 0.25  #: default of the request's `min_score`
     iou: float = 0.45  #: non-maximum suppression
     top_k: int = 5  #: classification: default of the request's `top_k`
-    anchors: tuple[tuple[float, float], ...] = ()
+    anchors: tuple[tuple[float, float], ...] = ()  #: decoder yolov2: [[width, height], …] in cells
     background_class: bool = False  #: class 0 is "nothing" and is not answered
     boxes: Literal["pixels", "unit"] = "pixels"  #: decoder "boxes": coordinates in input pixels or 0..1
     first_class: int = 0  #: the class id of the first line of `labels`
 
 
 class Batching(_Table, kw_only=True):
-    max: int = 16
+    max: int = 16  #: an upper bound of rows in a batch; the size is measured
     max_delay_ms: float = 0.0  #: hold an idle device's batch back this long for more rows
 
 
 class Run(_Table, kw_only=True):
-    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
-    compile: bool = False
-    standby: Literal["hot", "cold", "none"] = "hot"
-    fallback: str = ""
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"  #: fp32, fp16 or bf16, where the device has it
+    compile: bool = False  #: torch: torch.compile; eager serves until the compiled model is ready and agrees
+    standby: Literal["hot", "cold", "none"] = "hot"  #: hot, cold or none: whether the CPU holds it loaded beside an accelerator
+    fallback: str = ""  #: a lighter model that answers on the CPU
 
 
 class Golden(_Table, kw_only=True):
     """The golden check's tolerances; 0 means the precision's default (fp32 1e-3, fp16 and bf16 2e-2 relative)."""
 
-    rtol: float = 0.0
-    iou: float = 0.9
-    score: float = 0.05
+    rtol: float = 0.0  #: relative to the largest magnitude; 0: by precision, 1e-3 or 2e-2
+    iou: float = 0.9  #: detectors: overlap of the same box
+    score: float = 0.05  #: detectors: difference of the same box's scores
 
 
 class Part(_Table, kw_only=True):
     """One network of a pipeline."""
 
-    file: str
-    input: Input
-    sha256: str = ""
+    file: str  #: as above
+    input: Input  #: the table [parts.NAME.input]
+    sha256: str = ""  #: of `file`, checked at load
     batching: Batching = Batching()
 
 
 class ModelFile(_Table, kw_only=True):
     """model.toml, as written."""
 
-    task: Task
-    backend: Literal["onnx", "torch"]
-    file: str = ""
+    task: Task  #: classification, detection, text or tensor
+    backend: Literal["onnx", "torch"]  #: onnx or torch
+    file: str = ""  #: the weights, inside the model's folder: .onnx, .pt2 (torch.export) or .safetensors (with `builder`); never a pickle
     builder: str = ""  #: torch: "torchvision:resnet18", with `file` naming safetensors weights
-    sha256: str = ""
-    license: str = ""
-    source: str = ""
-    labels: str = ""
-    input: Input | None = None
+    sha256: str = ""  #: of `file`, checked at load
+    license: str = ""  #: shown by `outboard models`
+    source: str = ""  #: where the weights come from; shown, too
+    labels: str = ""  #: a text file, one label a line
+    input: Input | None = None  #: the table [input]
     output: Output
     batching: Batching = Batching()
     run: Run = Run()
     golden: Golden = Golden()
-    parts: dict[str, Part] = {}
+    parts: dict[str, Part] = {}  #: a pipeline's networks, in place of `file` and [input]
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,26 +32,26 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Failback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When a lost device is tried again, and when it is kept away. Seconds."""
 
-    max_losses: int = 3
-    window: float = 600.0
-    quarantine: float = 60.0
-    quarantine_max: float = 3600.0
-    first_retry: float = 0.5
-    max_retry: float = 30.0
+    max_losses: int = 3  #: within `window`; one more, and the device is quarantined
+    window: float = 600.0  #: in which losses are counted
+    quarantine: float = 60.0  #: the first time; it doubles with each next one
+    quarantine_max: float = 3600.0  #: and never is longer
+    first_retry: float = 0.5  #: from a loss to the first look for the device; it doubles with each look
+    max_retry: float = 30.0  #: the longest time between two looks
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The server's settings; `docs/settings.md` is made from this class."""
 
-    models: Path = Path("models")
-    host: str = "127.0.0.1"
-    port: int = 8000
-    device: tuple[str, ...] = ("auto",)
+    models: Path = Path("models")  #: the model repository: folders with a model.toml each
+    host: str = "127.0.0.1"  #: address to listen on
+    port: int = 8000  #: 0: any free one
+    device: tuple[str, ...] = ("auto",)  #: auto, cpu, cuda:0, a GPU's UUID, sim:thunderbolt4,vram=8GiB; several in one variable: a;b
     workers: int = 1  #: must be 1: several front processes would each hold every model
     decode_threads: int = 0  #: 0: one for each core
     concurrency: int = 0  #: batches at once on the CPU; 0: one for each core
-    cache: Path = Path("~/.cache/outboard")
-    log_level: str = "info"
+    cache: Path = Path("~/.cache/outboard")  #: compiled models
+    log_level: str = "info"  #: debug, info, warning, error
     limits: Limits = Limits()
     failback: Failback = Failback()
 

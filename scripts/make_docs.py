@@ -1,0 +1,104 @@
+"""Write the tables of the manual that come out of the code: docs/errors.md, docs/settings.md, docs/model-toml.md.
+
+`python scripts/make_docs.py` writes them; a test fails when one of them is out of date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from outboard import repository, settings
+from outboard.problems import PROBLEMS
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+_FIELD = re.compile(r"^    (?P<name>\w+): .*?(?:#: (?P<text>.*))?$", re.M)
+
+
+def errors() -> str:
+    lines = [
+        "# Errors",
+        "",
+        "Every refusal under `/v1` is an RFC 9457 problem (`application/problem+json`). `type` is one of these slugs, `detail` says what was",
+        "wrong, what was expected and what to do. The same slugs are the `outcome` label of `outboard_frames_total`.",
+        "",
+        "| type | status | title |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{slug}` | {status} | {title} |" for slug, (status, title) in sorted(PROBLEMS.items(), key=lambda x: (x[1][0], x[0]))]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(struct: type[msgspec.Struct], prefix: str = "") -> list[str]:
+    """A table row for each field: name, default, the `#:` comment beside it."""
+    texts = {m["name"]: m["text"] or "" for m in _FIELD.finditer(inspect.getsource(struct))}
+    rows = []
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct) and field.type.__module__ == struct.__module__:
+            continue  # a table of its own
+        default: Any = field.default
+        if default is msgspec.NODEFAULT:
+            default = "required" if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        shown = str(default) if isinstance(default, Path) else repr(list(default) if isinstance(default, tuple) else default)
+        rows.append(f"| `{prefix}{field.name}` | {'required' if default == 'required' else f'`{shown}`'} | {texts.get(field.name, '')} |")
+    return rows
+
+
+def settings_table() -> str:
+    lines = [
+        "# Settings",
+        "",
+        "Flags over `OUTBOARD_*` variables over `outboard.toml` over the defaults. `limits.body` is `[limits] body` in the file and",
+        "`OUTBOARD_LIMITS_BODY` in the environment. Sizes take bytes or `64MiB`; times are seconds.",
+        "",
+        "| setting | default | what |",
+        "|---|---|---|",
+        *_rows(settings.Settings),
+        *_rows(settings.Limits, "limits."),
+        *_rows(settings.Failback, "failback."),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def model_toml() -> str:
+    lines = [
+        "# model.toml",
+        "",
+        "One beside each model's weights, in `models/NAME/`. An unknown key, a missing file or a shape that does not fit is refused with the",
+        "file, the key and what was expected; the other models go on serving. See [my own model](my-own-model.md) for how to write one.",
+        "",
+    ]
+    tables: list[tuple[str, str, type[msgspec.Struct]]] = [
+        ("the file itself", "", repository.ModelFile),
+        ("[input]", "input.", repository.Input),
+        ("[output]", "output.", repository.Output),
+        ("[batching]", "batching.", repository.Batching),
+        ("[run]", "run.", repository.Run),
+        ("[golden]", "golden.", repository.Golden),
+        (
+            "[parts.NAME]: one network of a pipeline, with its own [parts.NAME.input] and [parts.NAME.batching]",
+            "parts.NAME.",
+            repository.Part,
+        ),
+    ]
+    for title, prefix, struct in tables:
+        lines += [f"## {title}", "", "| key | default | what |", "|---|---|---|", *_rows(struct, prefix), ""]
+    decoders = ", ".join(f"`{name}` ({task})" for name, task in repository.DECODERS.items())
+    lines += ["Decoders: " + decoders + ".", ""]
+    return "\n".join(lines)
+
+
+PAGES = {"errors.md": errors, "settings.md": settings_table, "model-toml.md": model_toml}
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
