@@ -17,7 +17,8 @@ def logits(outputs: dict[str, np.ndarray], spec: ModelSpec, options: Options) ->
     values[broken] = -np.inf
     best = values.max()
     if np.isfinite(best):
-        values -= best
+        with np.errstate(over="ignore"):  # a difference beyond float32 is minus infinity, and its share rightly 0
+            values -= best
         np.exp(values, out=values)
         values /= values.sum()
     return _best(values, broken, spec, options)
