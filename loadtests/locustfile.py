@@ -67,11 +67,18 @@ class Watch:
     def __init__(self, environment: Environment):
         self.environment = environment
         self.began: tuple[float, float, float] | None = None
+        self.generator_share = 0.0
         environment.events.test_start.add_listener(self.start)
+        environment.events.test_stop.add_listener(self.stop)
         environment.events.quitting.add_listener(self.report)
 
     def start(self, **_) -> None:
         self.began = time.perf_counter(), generator_seconds(), self.frames_answered()
+
+    def stop(self, **_) -> None:
+        """The processes of `--processes` still live here; in `report` they have gone, and what they used with them."""
+        if self.began is not None:
+            self.generator_share = (generator_seconds() - self.began[1]) / (time.perf_counter() - self.began[0])
 
     def frames_answered(self) -> float:
         """`outboard_frames_total` of the model, whatever device answered."""
@@ -84,16 +91,14 @@ class Watch:
         if self.began is None:
             return
         options, total = self.environment.parsed_options, self.environment.stats.total
-        wall, generator = time.perf_counter() - self.began[0], generator_seconds() - self.began[1]
         counted = total.num_requests - total.num_failures
         seconds = max(1e-9, (total.last_request_timestamp or 0) - total.start_time)
         fps, p99 = counted / seconds, total.get_response_time_percentile(0.99) or 0
         served = self.frames_answered() - self.began[2]
-        share = generator / wall
         print(f"fps: {fps:.1f} ({counted} answers in {seconds:.1f} s); p50 {total.median_response_time} ms, p99 {p99:.0f} ms")
         print(f"frames answered by the server's own counter: {served:.0f} (Locust: {counted}; requests cut off at the end explain a few)")
-        print(f"load generator: {share:.0%} of a core")
-        if share > BUSY_GENERATOR and self.environment.parsed_options.processes is None:
+        print(f"load generator: {self.generator_share:.0%} of a core")
+        if self.generator_share > BUSY_GENERATOR and not options.processes:
             print("The generator may be what limits the rate: add --processes -1, or run it on another machine.")
         problems = []
         if total.num_failures or not counted:

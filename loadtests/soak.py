@@ -3,8 +3,8 @@
     .venv/bin/python loadtests/soak.py                     # starts `outboard serve --models models --device cpu` itself
     .venv/bin/python loadtests/soak.py --pid PID --url U   # a server that runs
 
-Exit status 1: after the first 5,000 requests a process grows by more than 1 MB in 10,000, or an answer was bad. The slope is a least-squares
-line through the samples, so that a single late allocation does not decide.
+Exit status 1: after the first 5,000 requests a process grows by more than 1 MB in 10,000, or an answer was bad. The slope is a
+least-squares line through the samples, so that a single late allocation does not decide.
 """
 
 from __future__ import annotations
