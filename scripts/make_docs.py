@@ -23,8 +23,8 @@ def errors() -> str:
     lines = [
         "# Errors",
         "",
-        "Every refusal under `/v1` is an RFC 9457 problem (`application/problem+json`). `type` is one of these slugs, `detail` says what was",
-        "wrong, what was expected and what to do. The same slugs are the `outcome` label of `outboard_frames_total`.",
+        "Every refusal under `/v1` is an RFC 9457 problem (`application/problem+json`). `type` is one of these slugs, `detail` says what",
+        "was wrong, what was expected and what to do. The same slugs are the `outcome` label of `outboard_frames_total`.",
         "",
         "| type | status | title |",
         "|---|---|---|",
@@ -68,8 +68,8 @@ def model_toml() -> str:
     lines = [
         "# model.toml",
         "",
-        "One beside each model's weights, in `models/NAME/`. An unknown key, a missing file or a shape that does not fit is refused with the",
-        "file, the key and what was expected; the other models go on serving. See [my own model](my-own-model.md) for how to write one.",
+        "One beside each model's weights, in `models/NAME/`. An unknown key, a missing file or a shape that does not fit is refused with",
+        "the file, the key and what was expected; the other models go on serving. See [my own model](my-own-model.md) for how to write one.",
         "",
     ]
     tables: list[tuple[str, str, type[msgspec.Struct]]] = [

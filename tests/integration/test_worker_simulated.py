@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx_graphs as graphs
 import pytest
 
+import onnx_graphs as graphs
 from integration.workerkit import WorkerKit
 from outboard.devices.protocol import Fault, Loaded, Ping
 

@@ -28,7 +28,9 @@ def answer_body(result: Result, spec: ModelSpec, geometry: Geometry) -> dict[str
         ids = result.class_ids.tolist()
         boxes = _plain(geometry.to_image(result.boxes), _PLACE_DIGITS)
         label = spec.label
-        body = {"detections": [{"label": label(c), "class_id": c, "score": s, "box": b} for c, s, b in zip(ids, scores, boxes, strict=True)]}
+        body = {
+            "detections": [{"label": label(c), "class_id": c, "score": s, "box": b} for c, s, b in zip(ids, scores, boxes, strict=True)]
+        }
     elif isinstance(result, Classes):
         ids = result.class_ids.tolist()
         body = {"classes": [{"label": spec.label(c), "class_id": c, "score": s} for c, s in zip(ids, scores, strict=True)]}

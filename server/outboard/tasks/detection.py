@@ -146,9 +146,7 @@ def detr(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     return select(corners, probabilities[np.arange(len(best)), best], best, spec, options)
 
 
-def _each_class(
-    corners: np.ndarray, scores: np.ndarray, first: int, spec: ModelSpec, options: Options, *, suppress: bool
-) -> Detections:
+def _each_class(corners: np.ndarray, scores: np.ndarray, first: int, spec: ModelSpec, options: Options, *, suppress: bool) -> Detections:
     """Every (box, class) of `scores` [N, C] above the threshold, classes from `first` on. A box with a broken score counts once."""
     broken = ~np.isfinite(scores[:, first:].max(axis=1, initial=0))
     row, column = np.nonzero((scores[:, first:] >= min_score(spec, options)) & ~broken[:, None])
@@ -157,7 +155,14 @@ def _each_class(
 
 
 def select(
-    corners: np.ndarray, scores: np.ndarray, class_ids: np.ndarray, spec: ModelSpec, options: Options, *, suppress: bool = False, non_finite: int = 0
+    corners: np.ndarray,
+    scores: np.ndarray,
+    class_ids: np.ndarray,
+    spec: ModelSpec,
+    options: Options,
+    *,
+    suppress: bool = False,
+    non_finite: int = 0,
 ) -> Detections:
     """Of candidates [k] those with finite numbers that reach the threshold, best first; `suppress`: after NMS within each class.
 

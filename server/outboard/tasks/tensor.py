@@ -25,7 +25,9 @@ def tensor(outputs: dict[str, np.ndarray], spec: ModelSpec, options: Options) ->
     for name, array in outputs.items():
         if array.dtype.name not in DATATYPES:
             known = ", ".join(DATATYPES)
-            raise Problem("inference_failed", f"{spec.name}: output {name!r} is {array.dtype.name}; expected one of {known}. Cast it in the model.")
+            raise Problem(
+                "inference_failed", f"{spec.name}: output {name!r} is {array.dtype.name}; expected one of {known}. Cast it in the model."
+            )
     return Tensors(outputs=outputs)
 
 

@@ -101,7 +101,9 @@ class SimulatedDevice(CpuDevice):
         finally:
             self.release(need)
         if self._fault == "wrong-answers":
-            result = [np.flip(array, -1) * np.asarray(1.5, array.dtype) if array.dtype.kind == "f" else np.flip(array, -1) for array in result]
+            result = [
+                np.flip(array, -1) * np.asarray(1.5, array.dtype) if array.dtype.kind == "f" else np.flip(array, -1) for array in result
+            ]
         return result
 
     # ---- faults
