@@ -69,7 +69,8 @@ def model_toml() -> str:
         "# model.toml",
         "",
         "One beside each model's weights, in `models/NAME/`. An unknown key, a missing file or a shape that does not fit is refused",
-        "with the file, the key and what was expected; the other models go on serving. See [my own model](my-own-model.md) for how to write one.",
+        "with the file, the key and what was expected; the other models go on serving. How to write one:",
+        "[my own model](my-own-model.md).",
         "",
     ]
     tables: list[tuple[str, str, type[msgspec.Struct]]] = [
