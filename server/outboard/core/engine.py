@@ -58,6 +58,7 @@ class EngineConfig:
     start_limit: float = 60.0  #: from start to hello
     load_limit: float = 600.0  #: from hello until the first network is ready; compiling counts
     ping_every: float = 1.0
+    hold: float = 0.5  #: of a row's expected time: how long a busy CPU waits for a batch to grow
     isolation_idle: float = 20.0  #: the disposable worker is ended after this time without suspects
     poison_memory: float = 600.0  #: a poison frame's digest is refused at once for this long
     poison_kept: int = 1024
@@ -220,7 +221,7 @@ class Engine:
         """The frame's rows lie in the slab."""
         f = self.frames[frame]
         self._filling -= 1
-        f.filling, f.filled = False, True
+        f.filling, f.filled, f.ready = False, True, now
         self._unfilled[f.network] -= f.rows
         if f.finished:
             self._release(f)
@@ -402,15 +403,28 @@ class Engine:
                 continue
             head = queue.head()
             assert head is not None
-            delay = self.networks[queue.network].max_delay
-            if delay and not device.running and len(queue) < self._cap(device, queue.network) and now < head.arrived + delay:
-                self._timers.set(("delay", queue.network), head.arrived + delay)
+            if len(queue) < self._cap(device, queue.network) and now < (until := self._hold(device, queue.network, head)):
+                self._timers.set(("hold", device.id, queue.network), until)
                 continue
             if best is None or head.deadline < best_deadline:
                 best, best_deadline = queue, head.deadline
         return best
 
-    def _on_delay(self, now: float, network: str) -> None:
+    def _hold(self, device: Device, network: str, head: Frame) -> float:
+        """Until when rows may wait for company.
+
+        An idle device takes what there is, unless the model asks for a delay. A CPU that is already running a batch shares its cores
+        with the decode threads: while more rows of the network are on their way, a free slot is better left to them for up to
+        half a batch's time, and the batch grows towards the knee. Without this most batches under load had one row.
+        """
+        if not device.running:
+            return head.arrived + self.networks[network].max_delay
+        costs = device.networks[network].costs
+        if device.kind != "cpu" or costs is None or not self._unfilled[network]:
+            return 0.0
+        return head.ready + self.config.hold * costs.expected(1)
+
+    def _on_hold(self, now: float, device: str, network: str) -> None:
         """Rows have waited long enough for company; `tick` pumps."""
 
     def _dispatch(self, now: float, device: Device, network: str, shape: tuple[int, int, int], rows: list[tuple[Frame, int]]) -> None:

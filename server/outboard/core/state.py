@@ -40,6 +40,7 @@ class Frame:
     deadline: float
     seq: int
     fill_cost: float  #: expected seconds of a decode thread
+    ready: float = 0.0  #: when its rows were filled
     offset: int = -1  #: of its rows in the slab, -1 while it has none
     filling: bool = False
     filled: bool = False

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outboard import __version__
 from outboard.devices import discovery
@@ -20,7 +21,7 @@ from outboard.telemetry import metrics
 log = logging.getLogger(__name__)
 
 
-def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | None = None) -> FastAPI:
+def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | None = None) -> ASGIApp:
     """Build the server. `on_ready` is called once, when every model is served or has been refused."""
     runtime = Runtime(settings)
     registry = Registry(runtime, settings.models)
@@ -42,10 +43,18 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
         title="Outboard", version=__version__, summary="An inference server for the GPU outside the box", lifespan=lifespan, redoc_url=None
     )
     problems.install(app)
-    app.include_router(predict.router(runtime, registry))
+    predicting = predict.PredictRoute(runtime, registry)
+    app.include_router(predict.router(predicting))
     app.include_router(listings.router(runtime, registry))
     app.include_router(health.router(runtime, registry))
-    return app
+
+    async def outboard(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and predict.model_of(scope["path"]):
+            await predicting(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return outboard
 
 
 async def _serve(runtime: Runtime, registry: Registry, on_ready: Callable[[Runtime, Registry], None] | None) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import ClientDisconnect, Request
+from starlette.datastructures import Headers
+from starlette.types import Receive
 
 from outboard.problems import Problem
 from outboard.runtime import Runtime
@@ -36,16 +37,22 @@ def reserved(runtime: Runtime) -> Iterator[list[int]]:
         runtime.body_bytes -= sum(taken)
 
 
-async def read(request: Request, runtime: Runtime, taken: list[int]) -> bytes:
+async def read(headers: Headers, receive: Receive, runtime: Runtime, taken: list[int]) -> bytes:
     """The whole body. Counted as it comes, whatever Content-Length says (H01). Raises Problem."""
     limit = runtime.settings.limits.body
-    declared = request.headers.get("content-length")
+    declared = headers.get("content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)
     chunks: list[bytes] = []
     total = 0
-    try:
-        async for chunk in request.stream():
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            metrics.aborted.inc()
+            raise Problem("client_left", f"the connection ended after {total} bytes of the body")
+        more = message.get("more_body", False)
+        if chunk := message.get("body", b""):
             total += len(chunk)
             if total > limit:
                 raise _too_large(total, limit)
@@ -54,9 +61,6 @@ async def read(request: Request, runtime: Runtime, taken: list[int]) -> bytes:
             runtime.body_bytes += len(chunk)
             taken.append(len(chunk))
             chunks.append(chunk)
-    except ClientDisconnect:
-        metrics.aborted.inc()
-        raise Problem("client_left", f"the connection ended after {total} bytes of the body") from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

@@ -26,6 +26,12 @@ def respond(problem: Problem) -> Response:
     return Response(msgspec.json.encode(problem.body()), problem.status, headers, MEDIA_TYPE)
 
 
+def unexpected(method: str, path: str, e: Exception) -> Response:
+    """A mistake of ours: told in the log, not to the client."""
+    log.error("%s %s failed", method, path[:200], exc_info=e)
+    return respond(Problem("internal", f"{type(e).__name__}; the server's log has the trace"))
+
+
 def install(app: FastAPI) -> None:
     """Every error of `app` leaves as a problem."""
 
@@ -54,5 +60,4 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _unexpected(request: Request, e: Exception) -> Response:
-        log.exception("%s %s failed", request.method, request.url.path)
-        return respond(Problem("internal", f"{type(e).__name__}; the server's log has the trace"))
+        return unexpected(request.method, request.url.path, e)

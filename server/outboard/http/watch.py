@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from starlette.requests import Request
+from starlette.types import Receive
 
 from outboard.problems import Problem
 
@@ -16,18 +16,22 @@ T = TypeVar("T")
 WATCH_AFTER = 0.05
 
 
-async def unless_left(request: Request, work: Awaitable[T]) -> T:
-    """The work's result. When the client closes the connection first, the work is cancelled and Problem client_left raised."""
-    task = asyncio.ensure_future(work)
+async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
+    """The work's result. When the client closes the connection first, the work is cancelled and Problem client_left raised.
+
+    The work runs in the caller's own task, which is what gets cancelled: a task for each request would cost more than it is worth.
+    """
+    caller = asyncio.current_task()
+    assert caller is not None
     watcher: asyncio.Task[None] | None = None
     left = False
 
     async def listen() -> None:
         nonlocal left
-        while (await request.receive())["type"] != "http.disconnect":
+        while (await receive())["type"] != "http.disconnect":
             pass
         left = True
-        task.cancel()
+        caller.cancel()
 
     def begin() -> None:
         nonlocal watcher
@@ -35,11 +39,10 @@ async def unless_left(request: Request, work: Awaitable[T]) -> T:
 
     timer = asyncio.get_running_loop().call_later(WATCH_AFTER, begin)
     try:
-        return await task
+        return await work
     except asyncio.CancelledError:
-        if left:
+        if left and caller.uncancel() == 0:
             raise Problem("client_left", "the client closed the connection") from None
-        task.cancel()
         raise
     finally:
         timer.cancel()

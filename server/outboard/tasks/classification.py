@@ -13,6 +13,14 @@ from outboard.tasks.results import Classes
 def logits(outputs: dict[str, np.ndarray], spec: ModelSpec, options: Options) -> Classes:
     """The first output, of one value for each class, any shape: its softmax. A NaN or infinite logit has no share in it."""
     values = _first(outputs, spec).astype(np.float32, copy=True)
+    best, worst = values.max(), values.min()
+    if options.min_score is None and np.isfinite(best - worst):
+        # The usual case, in as few passes as it takes: this runs on the event loop for every small picture.
+        count = min(options.top_k or spec.toml.output.top_k, values.size)
+        order = _largest(values, count)
+        values -= best
+        np.exp(values, out=values)
+        return Classes(class_ids=order, scores=values[order] / values.sum())
     broken = ~np.isfinite(values)
     values[broken] = -np.inf
     best = values.max()
@@ -43,12 +51,17 @@ def _best(values: np.ndarray, broken: np.ndarray, spec: ModelSpec, options: Opti
     if non_finite:
         values = np.where(broken, -np.inf, values)
     count = min(options.top_k or spec.toml.output.top_k, values.size - non_finite)
-    if count < values.size:  # argpartition is free to choose among equals: all that reach the last one's value are candidates
-        least = np.partition(values, values.size - max(count, 1))[values.size - max(count, 1)]
-        candidates = np.flatnonzero(values >= least)
-    else:
-        candidates = np.arange(values.size)
-    order = candidates[np.argsort(-values[candidates], kind="stable")][:count]
+    order = _largest(values, count)
     if options.min_score is not None:  # a classifier always has an answer, so `[output] min_score` is for detectors
         order = order[values[order] >= options.min_score]
     return Classes(class_ids=order, scores=values[order], non_finite=non_finite)
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` largest, largest first, equal ones by index."""
+    if 0 < count < values.size:  # argpartition is free to choose among equals: all that reach the last one's value are candidates
+        at = values.size - count
+        candidates = (values >= np.partition(values, at)[at]).nonzero()[0]
+    else:
+        candidates = np.arange(values.size)
+    return candidates[(-values[candidates]).argsort(kind="stable")][:count]
