@@ -79,6 +79,7 @@ def serve(
         import uvicorn
 
         from outboard.http.app import create
+        from outboard.http.protocol import Protocol
     except ModuleNotFoundError as e:
         raise _refuse(f"{e.name} is missing: the server needs its extra: pip install 'outboard[server]'") from e
 
@@ -95,7 +96,7 @@ def serve(
         uvicorn.Config(
             web,
             loop="uvloop",
-            http="httptools",
+            http=Protocol,
             log_level="warning",
             access_log=False,
             lifespan="on",

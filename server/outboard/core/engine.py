@@ -413,16 +413,20 @@ class Engine:
     def _hold(self, device: Device, network: str, head: Frame) -> float:
         """Until when rows may wait for company.
 
-        An idle device takes what there is, unless the model asks for a delay. A CPU that is already running a batch shares its cores
-        with the decode threads: while more rows of the network are on their way, a free slot is better left to them for up to
-        half a batch's time, and the batch grows towards the knee. Without this most batches under load had one row.
+        A device takes what there is, unless the model asks for a delay. But a CPU shares its cores with the decode threads. While
+        it runs a batch and more rows are on their way, a free slot is better left to them, and the batch grows towards the knee:
+        for half a batch's time. Where enough frames queue for a decode thread to fill the batch, every core is busy anyway, and it
+        waits as long as their decoding takes. Without this most batches under load had one row, and cost half as much again.
         """
-        if not device.running:
-            return head.arrived + self.networks[network].max_delay
+        asked = head.arrived + self.networks[network].max_delay if not device.running else 0.0
         costs = device.networks[network].costs
         if device.kind != "cpu" or costs is None or not self._unfilled[network]:
-            return 0.0
-        return head.ready + self.config.hold * costs.expected(1)
+            return asked
+        cap = self._cap(device, network)
+        wait = self.config.hold * costs.expected(1) if device.running else 0.0
+        if len(self._to_fill) >= cap:
+            wait = max(wait, 1.5 * cap * head.fill_cost / self.config.fill_slots)
+        return max(asked, min(head.ready + wait, head.deadline - 2 * costs.expected(cap)))
 
     def _on_hold(self, now: float, device: str, network: str) -> None:
         """Rows have waited long enough for company; `tick` pumps."""
