@@ -48,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 8000  #: 0: any free one
     device: tuple[str, ...] = ("auto",)  #: auto, cpu, cuda:0, a GPU's UUID, sim:thunderbolt4,vram=8GiB; several in one variable: a;b
     workers: int = 1  #: must be 1: several front processes would each hold every model
-    decode_threads: int = 0  #: 0: one for each core
+    decode_threads: int = 0  #: 0: one more than cores
     concurrency: int = 0  #: batches at once on the CPU; 0: one for each core
     cache: Path = Path("~/.cache/outboard")  #: compiled models
     log_level: str = "info"  #: debug, info, warning, error
