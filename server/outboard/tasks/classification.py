@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from outboard.problems import Problem
@@ -14,7 +16,7 @@ def logits(outputs: dict[str, np.ndarray], spec: ModelSpec, options: Options) ->
     """The first output, of one value for each class, any shape: its softmax. A NaN or infinite logit has no share in it."""
     values = _first(outputs, spec).astype(np.float32, copy=True)
     best, worst = values.max(), values.min()
-    if options.min_score is None and np.isfinite(best - worst):
+    if options.min_score is None and math.isfinite(float(best) - float(worst)):
         # The usual case, in as few passes as it takes: this runs on the event loop for every small picture.
         count = min(options.top_k or spec.toml.output.top_k, values.size)
         order = _largest(values, count)
