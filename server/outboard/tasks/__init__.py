@@ -42,6 +42,9 @@ def by_batch_column(outputs: Outputs, n: int) -> list[Outputs]:
     Ids from `n` on belong to rows that only pad the batch to the size frozen into the graph.
     """
     name, array = next(iter(outputs.items()), ("", np.zeros(0)))
+    if len(outputs) == 1 and array.ndim == 3 and array.shape[2] == 7:
+        # Ultralytics' rotated boxes (OBB): x, y, w, h, score, class, angle. Read as corners they would be wrong and look right.
+        raise _not_a_batch(name, array, n, "[detections, 7] or [n, detections, 6]; rotated boxes are not supported")
     if len(outputs) > 1 or array.ndim != 2 or array.shape[1] != 7:
         return by_first_axis(outputs, n)
     image = array[:, 0]
