@@ -1,4 +1,4 @@
-"""Decoders for detectors that people bring: a graph that finds coloured blocks answers in each layout, and the blocks are where they were."""
+"""Decoders for detectors that people bring: a graph finds coloured blocks and answers in each layout; they are where they were."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ WIDTH, HEIGHT = 480, 270  # letterboxed: pads above and below
 LEFT_RED = (30, 40, 120, 150)
 RIGHT_GREEN = (300, 100, 430, 220)
 
+NO_OPTIONS = Options()
 RED, GREEN = (0, "red"), (1, "green")
 A = [(*RED, 0.9, LEFT_RED)]  # what is in image A
 B = [(*GREEN, 0.8, RIGHT_GREEN)]
@@ -82,7 +83,7 @@ def run(layout: str, names: list[str]) -> tuple[dict[str, np.ndarray], list[Geom
     return dict(zip((o.name for o in network.get_outputs()), outputs, strict=True)), geometries
 
 
-def answers(layout: str, spec: repository.ModelSpec, names: list[str], options: Options = Options()) -> list[dict]:
+def answers(layout: str, spec: repository.ModelSpec, names: list[str], options: Options = NO_OPTIONS) -> list[dict]:
     """What each image of a batch is answered, through JSON as a client gets it."""
     outputs, geometries = run(layout, names)
     split = tasks.rows(spec.toml.output.decoder, outputs, len(names))
@@ -123,10 +124,8 @@ def test_a_detector_exported_without_a_batch_axis_cannot_be_split_in_two(read_sp
 
 def test_a_higher_threshold_answers_less_and_top_k_cuts_the_rest(read_spec):
     spec = read_spec("yolov8")
-    labels = [
-        [d["label"] for d in answers("yolov8", spec, ["both"], o)[0]["detections"]] for o in (Options(min_score=0.85), Options(top_k=1))
-    ]
-    assert labels == [["red"], ["red"]]
+    for options in (Options(min_score=0.85), Options(top_k=1)):
+        assert [d["label"] for d in answers("yolov8", spec, ["both"], options)[0]["detections"]] == ["red"]
     assert answers("yolov8", spec, ["both"], Options(min_score=0.95))[0] == {"detections": []}
 
 
