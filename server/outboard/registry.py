@@ -191,12 +191,21 @@ class Registry:
         """The version that answers now. Raises Problem model_not_found, model_not_ready or model_invalid."""
         model = self.get(name)
         if model.serving is not None:
-            return model.serving
+            return self._lighter(model.serving)
         if model.loading is not None or not self.scanned:
             raise Problem("model_not_ready", f"{name} is being loaded; try again in a moment", retry_after=1.0)
         if model.unloaded:
             raise Problem("model_not_ready", f"{name} was unloaded; POST /v1/models/{name}/load brings it back")
         raise Problem("model_invalid", f"{name} cannot be loaded; see GET /v1/models/{name}", **(model.error or {}))
+
+    def _lighter(self, version: Version) -> Version:
+        """The model's fallback, while the accelerator that should serve it does not: what the CPU can answer in time."""
+        fallback = self.models.get(version.spec.toml.run.fallback)
+        engine = self.runtime.engine
+        if fallback is None or fallback.serving is None or not engine.degraded():
+            return version
+        home = {d for i in version.ids.values() for d in engine.ready_on(i)}
+        return version if any(self.runtime.devices[d].kind != "cpu" for d in home) else fallback.serving
 
     @contextmanager
     def use(self, name: str) -> Iterator[Version]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from outboard.core import commands as c
 from outboard.core.engine import ISOLATION, Engine, EngineConfig
 from outboard.core.failback import FailbackPolicy
 from outboard.core.state import Network
-from outboard.devices import probe, protocol
+from outboard.devices import presence, probe, protocol
 from outboard.devices.simulated import FAULTS
 from outboard.devices.slab import Slab
 from outboard.devices.supervisor import Supervisor, Worker
@@ -34,6 +35,14 @@ from outboard.telemetry import metrics
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: Exit status of a worker whose device cannot be opened (worker/__main__.py).
+EXIT_NO_DEVICE = 3
+#: A card that is back on the bus need not work: after a fatal error the driver refuses every process until its module is loaded anew.
+DRIVER_HINT = (
+    ". If `nvidia-smi` works and this goes on, the driver's memory module needs a reload, which only root can do: stop what uses the GPU, "
+    "then `rmmod nvidia_uvm && modprobe nvidia_uvm`"
+)
 
 
 @dataclass(slots=True)
@@ -89,6 +98,7 @@ class DeviceEntry:
     threads: int
     external: bool = False
     uuid: str = ""  #: GPUs: once known, kept over replugs
+    pci: str = ""  #: GPUs: the address, which may be another one after a replug
     present: bool = True  #: simulated devices: plugged in
     start_fault: str = ""  #: simulated devices: a fault that the next worker starts with
     hello: protocol.Hello | None = None
@@ -197,7 +207,7 @@ class Runtime:
         match fault:
             case "unplug":
                 entry.present = False
-                self._lose(device, "unplugged (simulated)")
+                self.lose(device, "unplugged (simulated)")
             case "replug":
                 entry.present = True
                 self.engine.seen(self.now(), device)
@@ -206,7 +216,7 @@ class Runtime:
             case "wrong-answers":
                 # A card that answers wrongly after it came back: its next worker does, and the golden check must find it.
                 entry.start_fault = fault
-                self._lose(device, "lost for a moment (simulated), it will answer wrongly")
+                self.lose(device, "lost for a moment (simulated), it will answer wrongly")
             case _:
                 if fault == "clear":
                     entry.start_fault = ""
@@ -216,7 +226,8 @@ class Runtime:
                     self.supervisor.send(worker, protocol.Fault(fault))
         self._act()
 
-    def _lose(self, device: str, why: str) -> None:
+    def lose(self, device: str, why: str) -> None:
+        """The device itself is gone: no frame is to blame."""
         self.engine.device_lost(self.now(), device, self.engine.devices[device].generation, why, explained=True)
         self._act()
 
@@ -233,6 +244,11 @@ class Runtime:
         self.engine.eject(self.now(), device)
         self._act()
         return await self.supervisor.gone(lambda: self.supervisor.get(device, generation) is None, patience)
+
+    def seen(self, device: str) -> None:
+        """A lost device shows up again: try it at once."""
+        self.engine.seen(self.now(), device)
+        self._act()
 
     def reset(self, device: str) -> None:
         """An operator ends a quarantine or an ejection."""
@@ -379,11 +395,17 @@ class Runtime:
         for callback in self.on_network:
             callback(network)
 
-    def _on_exit(self, worker: Worker, reason: str) -> None:
+    def _on_exit(self, worker: Worker, code: int) -> None:
+        reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
         if self._closing:
             return
-        now = self.now()
-        self.engine.device_lost(now, worker.device, worker.generation, f"its worker was {reason}", explained=False)
+        now, entry = self.now(), self.devices[worker.device]
+        why, explained = f"its worker {reason}", False
+        if code == EXIT_NO_DEVICE:
+            why, explained = "its worker could not open it; the log says why" + (DRIVER_HINT if entry.kind == "gpu" else ""), True
+        elif entry.kind == "gpu" and entry.pci and (gone := presence.gone(entry.pci)):
+            why, explained = gone, True
+        self.engine.device_lost(now, worker.device, worker.generation, why, explained=explained)
         self.engine.worker_gone(now, worker.device, worker.generation)
         self._act()
 
@@ -508,7 +530,7 @@ class Runtime:
         if gpu is None:
             self.engine.not_found(self.now(), entry.id, generation, f"the NVIDIA driver shows no {wanted}")
         else:
-            entry.uuid, entry.external = gpu["uuid"], gpu["external"]
+            entry.uuid, entry.pci, entry.external = gpu["uuid"], gpu["pci"], gpu["external"]
             self._spawn(entry, generation, entry.uuid)
         self._act()
 

@@ -138,10 +138,30 @@ class Engine:
                 self.commands.append(c.Unload(device.id, device.generation, network))
         self.commands.append(c.Retired(network))
 
-    @staticmethod
-    def _wants(device: Device, network: Network) -> bool:
-        """Whether the device loads this network: the standing-by CPU may leave it out ("none"), isolation loads on demand."""
-        return device.kind != ISOLATION and (device.kind != "cpu" or network.standby != "none")
+    def _wants(self, device: Device, network: Network) -> bool:
+        """Whether the device loads this network. Accelerators load everything and the isolation worker what it is asked for. The CPU holds
+        what stands by hot; what stands by cold, while no accelerator serves it (so also at start, as the reference); "none", never."""
+        if device.kind != "cpu":
+            return device.kind != ISOLATION
+        if network.standby == "cold":
+            return not any(self._ready(d, network.id) for d in self._ranked if d.kind != "cpu")
+        return network.standby == "hot"
+
+    def _settle_standby(self) -> None:
+        """Load on the CPU what must no longer stand by cold, unload what may."""
+        for network in self.networks.values():
+            if network.standby != "cold":
+                continue
+            for cpu in self._ranked:
+                if cpu.kind != "cpu" or not cpu.up:
+                    continue
+                wanted, held = self._wants(cpu, network), network.id in cpu.networks
+                if wanted and not held:
+                    self._load(cpu, network.id)
+                elif held and not wanted and not any(b.network == network.id for b in cpu.running.values()):
+                    del cpu.networks[network.id]
+                    self._placement_changed()
+                    self.commands.append(c.Unload(cpu.id, cpu.generation, network.id))
 
     def ready_on(self, network: str) -> list[str]:
         """Ids of the devices on which the network can run now, in the order in which they are preferred."""
@@ -699,6 +719,7 @@ class Engine:
             return
         d.networks[network].state = "ready"
         self._placement_changed()
+        self._settle_standby()
         self._settle(now, d)
         self._pump(now)
 
@@ -766,6 +787,7 @@ class Engine:
             self._set_state(now, d, "off", why)
         else:
             self._away(now, d, why, quarantine)
+        self._settle_standby()
         for cpu in self.devices.values():
             if cpu.kind == "cpu" and cpu is not d:
                 self._settle(now, cpu)
@@ -869,6 +891,7 @@ class Engine:
         self._timers.cancel(("retry", device))
         d.until = None
         self._set_state(now, d, "ejected", "ejected by the operator")
+        self._settle_standby()
         for cpu in self.devices.values():
             if cpu.kind == "cpu":
                 self._settle(now, cpu)

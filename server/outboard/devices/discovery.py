@@ -6,15 +6,19 @@ import asyncio
 import logging
 from typing import Any
 
-from outboard.devices import probe
+from outboard.core.state import LIVE
+from outboard.devices import presence, probe
 from outboard.runtime import DeviceEntry, Runtime
 
 log = logging.getLogger(__name__)
 
 #: Placement order: accelerators in the order of their discovery, the CPU after all of them.
 CPU_RANK = 100
-#: Seconds between two looks for new cards.
-LOOK_EVERY = 5.0
+#: Seconds between two looks for cards that are new or back, and between two looks whether those in use are there.
+LOOK_EVERY = 5
+CHECK_EVERY = 1
+#: Seconds after which reading a few bytes of sysfs counts as hung.
+PRESENCE_LIMIT = 2.0
 
 
 async def attach(runtime: Runtime) -> None:
@@ -30,12 +34,11 @@ async def attach(runtime: Runtime) -> None:
             # Its start looks for it, and goes on looking where it is absent.
             _add(runtime, DeviceEntry(wanted, "gpu", wanted, slots=2, threads=1))
     if "auto" in settings.device:
-        await adopt(runtime)
+        adopt(runtime, await probe.ask())
 
 
-async def adopt(runtime: Runtime) -> None:
-    """Add the driver's GPUs that are not known yet, external ones first. A built-in one serves only while no external one was seen."""
-    found = await probe.ask()
+def adopt(runtime: Runtime, found: list[dict[str, Any]]) -> None:
+    """Add GPUs that are not known yet, external ones first. A built-in one serves only while no external one was seen."""
     external = any(gpu["external"] for gpu in found) or any(d.external for d in runtime.devices.values() if d.kind == "gpu")
     for gpu in sorted(found, key=lambda g: not g["external"]):
         known = any(d.kind == "gpu" and gpu["uuid"] in (d.spec, d.uuid) for d in runtime.devices.values())
@@ -44,15 +47,41 @@ async def adopt(runtime: Runtime) -> None:
 
 
 async def follow(runtime: Runtime) -> None:
-    """Adopt what is plugged in later, for ever."""
-    while "auto" in runtime.settings.device:
-        await asyncio.sleep(LOOK_EVERY)
-        await adopt(runtime)
+    """For ever: adopt what is plugged in later, wake what has come back, and notice what is gone before its worker does."""
+    present: set[str] = set()
+    looks = 0
+    while True:
+        await asyncio.sleep(CHECK_EVERY)
+        await _check_presence(runtime)
+        looks += 1
+        if looks % (LOOK_EVERY // CHECK_EVERY) == 0 and any(d != "cpu" and not d.startswith("sim:") for d in runtime.settings.device):
+            found = await probe.ask()
+            if "auto" in runtime.settings.device:
+                adopt(runtime, found)
+            now_present = {gpu["uuid"] for gpu in found}
+            for entry in runtime.devices.values():
+                if entry.uuid in now_present - present:
+                    runtime.seen(entry.id)
+            present = now_present
+
+
+async def _check_presence(runtime: Runtime) -> None:
+    for entry in list(runtime.devices.values()):
+        if entry.kind != "gpu" or not entry.pci or runtime.engine.devices[entry.id].state not in ("starting", *LIVE, "suspect"):
+            continue
+        try:
+            why = await asyncio.wait_for(asyncio.to_thread(presence.gone, entry.pci), PRESENCE_LIMIT)
+        except TimeoutError:
+            why = f"reading the state of {entry.pci} hangs"
+        if why:
+            runtime.lose(entry.id, why)
 
 
 def _entry(runtime: Runtime, gpu: dict[str, Any]) -> DeviceEntry:
     number = sum(d.kind == "gpu" for d in runtime.devices.values())
-    entry = DeviceEntry(f"cuda:{number}", "gpu", gpu["uuid"], slots=2, threads=1, external=gpu["external"], uuid=gpu["uuid"])
+    entry = DeviceEntry(
+        f"cuda:{number}", "gpu", gpu["uuid"], slots=2, threads=1, external=gpu["external"], uuid=gpu["uuid"], pci=gpu["pci"]
+    )
     log.info("%s is %s (%s)%s", entry.id, gpu["name"], gpu["uuid"], f", external: {gpu['rule']}" if gpu["external"] else "")
     return entry
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -47,14 +46,14 @@ class Worker:
 
 
 class Supervisor:
-    """Starts and kills workers. `on_message(worker, message)` and `on_exit(worker, reason)` run on the event loop."""
+    """Starts and kills workers. `on_message(worker, message)` and `on_exit(worker, status)` run on the event loop."""
 
     def __init__(
         self,
         slab: Slab,
         cache: Path,
         on_message: Callable[[Worker, protocol.ToFront], None],
-        on_exit: Callable[[Worker, str], None],
+        on_exit: Callable[[Worker, int], None],
     ):
         self._slab = slab
         self._cache = cache
@@ -161,7 +160,7 @@ class Supervisor:
         worker.channel.close()
         del self._workers[worker.device, worker.generation]
         self._exit.set()
-        self._on_exit(worker, f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}")
+        self._on_exit(worker, code)
         worker.region.close()
 
     def _readable_rest(self, worker: Worker) -> None:
