@@ -170,10 +170,12 @@ class Runtime:
         self._pool = ThreadPoolExecutor(self.decode_threads, thread_name_prefix="decode")
         cache = self.settings.cache.expanduser()
         self.supervisor = Supervisor(self.slab, cache, self._on_message, self._on_exit)
+        log.info("%d cores may be used: %d decode threads; %d MiB of frame memory", self.cores, self.decode_threads, self.slab.size >> 20)
         self.devices[ISOLATION] = DeviceEntry(ISOLATION, "isolation", "cpu", 1, 1)
 
     def add_device(self, entry: DeviceEntry, rank: int, *, present: bool = True, why: str = "") -> None:
         self.devices[entry.id] = entry
+        log.info("%s runs %d batches at once, each with %d thread(s)", entry.id, entry.slots, entry.threads)
         self.engine.add_device(self.now(), entry.id, entry.kind, entry.slots, rank, present=present, why=why)
         self._act()
 

@@ -129,6 +129,21 @@ def test_eager_serves_until_compiled_code_agrees_and_is_faster(worker: WorkerKit
     assert before.keys() == answers.keys()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler: nothing can be compiled")
+def test_libraries_that_a_killed_compiler_left_half_written_are_compiled_again(tmp_path: Path) -> None:
+    folder, cache = exported(tmp_path, compiled=True), tmp_path / "cache"
+    for _ in range(2):
+        with WorkerKit(cache) as worker:
+            assert isinstance(worker.load(folder), Loaded)
+            assert worker.expect(Loaded, timeout=500).provider == "torch compiled"
+        libraries = list(cache.rglob("*.main.so"))
+        assert libraries
+        for library in libraries:
+            library.write_bytes(b"")
+
+
 def test_without_a_compiler_eager_goes_on_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

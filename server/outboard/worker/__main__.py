@@ -7,7 +7,6 @@ Exit codes: 0 stopped or the front left, 2 started wrongly, 3 the device could n
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import signal
@@ -17,16 +16,10 @@ import sys
 import msgspec
 
 from outboard.devices import protocol
-from outboard.worker.environment import prepare_environment
+from outboard.worker.environment import die_with_parent, prepare_environment
 
 EXIT_WRONG_START = 2
 EXIT_NO_DEVICE = 3
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with_parent() -> None:
-    """SIGKILL when the front dies, even while this process is inside a driver call and reads no socket."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _receive_start(channel: socket.socket) -> tuple[protocol.Start, list[int]]:
@@ -54,7 +47,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="inherited descriptor of the SOCK_SEQPACKET channel")
     fd = parser.parse_args().fd
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the front decides what it means
-    _die_with_parent()
+    die_with_parent()
     logging.basicConfig(level=logging.INFO, format=f"worker {os.getpid()}: %(levelname)s %(name)s: %(message)s")
     channel = socket.socket(fileno=fd)
     start, fds = _receive_start(channel)

@@ -1,9 +1,13 @@
-"""The environment variables that numpy, torch, ONNX Runtime and CUDA read while they are imported. Imports none of them."""
+"""What a worker's process is given before numpy, torch, ONNX Runtime and CUDA are imported; they read the environment then."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
 
 
 def is_gpu(spec: str) -> bool:
@@ -21,3 +25,8 @@ def prepare_environment(spec: str, threads: int, cache_dir: str) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(cache_dir) / "inductor")
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compiler processes beside the worker
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def die_with_parent() -> None:
+    """SIGKILL when the thread that started this process ends, even while this one is inside a driver call and reads no socket."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
