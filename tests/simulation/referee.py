@@ -1,0 +1,298 @@
+"""What must hold in every simulated world, whatever happens in it.
+
+The referee keeps books of its own from the commands and events that pass by, and compares the engine with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outboard.core import commands as c
+from outboard.core.engine import ISOLATION, Engine
+from outboard.core.memory import PAGE
+from outboard.core.state import LIVE
+from outboard.problems import PROBLEMS
+
+from simulation.scenario import Arrival, ModelSpec, Scenario
+
+#: A frame with this much time must not be refused as `overloaded` by a server that has nothing else to do.
+GENEROUS = 25.0
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(slots=True)
+class FrameRecord:
+    arrival: Arrival
+    network: str
+    deadline: float
+    end: str = ""  #: "answered" or the slug of the refusal
+    answered: set[int] = field(default_factory=set)
+    stretch: tuple[int, int] | None = None  #: (offset, bytes) in the slab, from Fill until nobody can touch it
+    filling: bool = False
+    filled: bool = False
+    readers: set[int] = field(default_factory=set)  #: batches whose process may still read it
+    killed: int = 0  #: workers that died of it
+
+
+@dataclass(slots=True)
+class BatchRecord:
+    device: str
+    generation: int
+    rows: list[tuple[FrameRecord, int]]
+
+
+@dataclass(slots=True)
+class Proof:
+    """What a worker of one generation has shown to the engine."""
+
+    ready: set[str] = field(default_factory=set)  #: networks that passed load and golden check
+    caps: dict[str, int] = field(default_factory=dict)  #: rows, learned from out of memory
+    ended: bool = False  #: told to end, or gone
+
+
+class Referee:
+    def __init__(self, scenario: Scenario, engine: Engine):
+        self.scenario = scenario
+        self.engine = engine
+        self.models: dict[str, ModelSpec] = {}  # network -> its model
+        self.frames: dict[int, FrameRecord] = {}
+        self.batches: dict[int, BatchRecord] = {}
+        self.proofs: dict[tuple[str, int], Proof] = {}
+        self.open = 0  #: frames without an end
+        self.held: dict[int, tuple[int, int]] = {}  #: frame -> stretch
+        self.held_bytes = 0
+        self.ending: int | None = None  #: the batch whose answers are being delivered
+        self.memory_was_short = False  #: some device was out of memory for a single row
+        self._steps = 0
+
+    # ---------------------------------------------------------------- events
+
+    def arrives(self, now: float, arrival: Arrival, network: str) -> None:
+        assert arrival.frame not in self.frames
+        self.frames[arrival.frame] = FrameRecord(arrival, network, now + arrival.allowed)
+        self.open += 1
+
+    def fill_ends(self, frame: int, ok: bool) -> None:
+        f = self.frames[frame]
+        f.filling, f.filled = False, ok
+        self._forget_if_done(f)
+
+    def batch_ends(self, batch: int) -> None:
+        """Its worker was not told to end before it said so: the process reads these rows no more."""
+        for f, _ in self.batches[batch].rows:
+            f.readers.discard(batch)
+            self._forget_if_done(f)
+
+    def process_ends(self, device: str, generation: int) -> None:
+        self.proofs[device, generation].ended = True
+        for n, b in self.batches.items():
+            if (b.device, b.generation) == (device, generation):
+                self.batch_ends(n)
+
+    def out_of_memory(self, device: str, generation: int, network: str, rows: int) -> None:
+        if rows == 1:
+            self.memory_was_short = True
+        else:
+            self.proofs[device, generation].caps[network] = rows // 2
+
+    def _forget_if_done(self, f: FrameRecord) -> None:
+        if f.end and not f.filling and not f.readers and f.stretch is not None:
+            del self.held[f.arrival.frame]
+            self.held_bytes -= f.stretch[1]
+            f.stretch = None
+
+    # ---------------------------------------------------------------- commands
+
+    def sees(self, now: float, command: c.Command) -> None:
+        match command:
+            case c.Fill():
+                self._fill(command)
+            case c.Dispatch():
+                self._dispatch(command)
+            case c.RowDone():
+                self._row_done(now, command)
+            case c.Refuse():
+                self._refuse(now, command)
+            case c.Start():
+                self.proofs[command.device, command.generation] = Proof()
+            case c.Kill():
+                self.proofs[command.device, command.generation].ended = True
+            case c.Unload():
+                self.proofs[command.device, command.generation].ready.discard(command.network)
+            case c.Retired():
+                left = [n for n, f in self.frames.items() if f.network == command.network and not f.end]
+                self._must(not left, f"network {command.network} is retired under frames {left}")
+
+    @staticmethod
+    def _must(holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise Violation(otherwise)
+
+    def _fill(self, command: c.Fill) -> None:
+        f = self.frames[command.frame]
+        h, w, channels = f.arrival.shape
+        length = -(-f.arrival.rows * h * w * channels // PAGE) * PAGE
+        start, stop = command.offset, command.offset + length
+        self._must(not f.end and f.stretch is None, f"frame {command.frame} is filled after its end, or twice")
+        self._must(0 <= start and stop <= self.engine.memory.size, f"frame {command.frame} lies outside of the slab: {start}..{stop}")
+        for other, (offset, nbytes) in self.held.items():
+            self._must(stop <= offset or offset + nbytes <= start, f"frame {command.frame} is given bytes {start}..{stop} that frame {other} holds")
+        f.filling, f.stretch = True, (start, length)
+        self.held[command.frame] = f.stretch
+        self.held_bytes += length
+
+    def _dispatch(self, command: c.Dispatch) -> None:
+        name = f"batch {command.batch} for {command.device} (generation {command.generation})"
+        proof = self.proofs.get((command.device, command.generation))
+        self._must(proof is not None and not proof.ended, f"{name}: no worker")
+        assert proof is not None
+        self._must(command.network in proof.ready, f"{name}: {command.network} has not proved itself there")
+        state = self.engine.devices[command.device].state
+        self._must(state in LIVE, f"{name}: the device is {state}")
+        rows = [self._row_at(offset) for offset in command.offsets]
+        model = self.models[command.network]
+        cap = min(model.max_rows, proof.caps.get(command.network, model.max_rows), 1 if command.device == ISOLATION else model.max_rows)
+        self._must(0 < len(rows) <= cap, f"{name}: {len(rows)} rows, at most {cap}")
+        self._must(len(set(command.offsets)) == len(rows), f"{name}: a row twice")
+        for f, row in rows:
+            frame = f.arrival.frame
+            self._must(not f.end and f.filled, f"{name}: frame {frame} has ended or holds no pixels")
+            self._must(f.network == command.network and f.arrival.shape == command.shape, f"{name}: frame {frame} is of another network or shape")
+            self._must(row not in f.answered, f"{name}: row {row} of frame {frame} is already answered")
+            suspect = self.engine.frames[frame].suspect
+            self._must(suspect == (command.device == ISOLATION), f"{name}: frame {frame} is {'a' if suspect else 'no'} suspect")
+            f.readers.add(command.batch)
+        self.batches[command.batch] = BatchRecord(command.device, command.generation, rows)
+
+    def _row_at(self, offset: int) -> tuple[FrameRecord, int]:
+        for frame, (start, length) in self.held.items():
+            if start <= offset < start + length:
+                f = self.frames[frame]
+                h, w, channels = f.arrival.shape
+                row, rest = divmod(offset - start, h * w * channels)
+                self._must(rest == 0 and row < f.arrival.rows, f"offset {offset} is not the start of a row of frame {frame}")
+                return f, row
+        raise Violation(f"offset {offset} is in nobody's memory")
+
+    def _row_done(self, now: float, command: c.RowDone) -> None:
+        f = self.frames[command.frame]
+        name = f"row {command.row} of frame {command.frame}"
+        self._must(self.ending is not None, f"{name} is answered though no worker that counts has answered")
+        assert self.ending is not None
+        batch = self.batches[self.ending]
+        self._must(batch.device == command.device, f"{name} is said to come from {command.device}, batch {self.ending} ran on {batch.device}")
+        self._must(batch.rows[command.index] == (f, command.row), f"{name} is given the answer of another row")
+        self._must(not f.end, f"{name} is answered after the frame's end: {f.end}")
+        self._must(command.row not in f.answered, f"{name} is answered twice")
+        f.answered.add(command.row)
+        self._must(command.last == (len(f.answered) == f.arrival.rows), f"{name}: last={command.last} with {len(f.answered)} of {f.arrival.rows} rows")
+        if command.last:
+            self._must(not f.arrival.flaw, f"frame {command.frame} is answered though it is {f.arrival.flaw}")
+            self._end(now, f, "answered")
+
+    def _refuse(self, now: float, command: c.Refuse) -> None:
+        f = self.frames[command.frame]
+        frame, slug, arrival = command.frame, command.slug, f.arrival
+        self._must(not f.end, f"frame {frame} ends twice: {f.end}, then {slug}")
+        self._must(slug in PROBLEMS, f"{slug} is not in the table of problems")
+        expected = {
+            "poison_frame": arrival.flaw == "poison",
+            "bad_input": arrival.flaw == "bad_input",
+            "not_an_image": arrival.flaw == "undecodable",
+            "client_left": arrival.leaves is not None,
+            "inference_failed": False,
+            "shutting_down": False,
+            "memory_full": self.memory_was_short or arrival.rows * arrival.shape[0] * arrival.shape[1] * arrival.shape[2] > self.engine.memory.size,
+            "overloaded": self.open > 1 or arrival.allowed < GENEROUS,
+            "deadline_missed": now >= f.deadline,
+        }
+        self._must(expected.get(slug, True), f"frame {frame} ({arrival.flaw or 'nothing wrong with it'}) is refused: {slug}: {command.detail}")
+        self._end(now, f, slug)
+
+    def _end(self, now: float, f: FrameRecord, end: str) -> None:
+        late = now - f.deadline - self.scenario.lateness
+        self._must(late < 1e-9, f"frame {f.arrival.frame} ends {late:.6f} s after its deadline: {end}")
+        f.end = end
+        self.open -= 1
+        self._forget_if_done(f)
+
+    # ---------------------------------------------------------------- after every event
+
+    def looks(self, now: float, commands: int) -> None:
+        """Compare the engine with the books. `commands`: how many this event has caused."""
+        engine = self.engine
+        self._steps += 1
+        self._must(engine.memory.used == self.held_bytes, f"{engine.memory.used} bytes are allocated, frames hold {self.held_bytes}")
+        known = self.open + sum(1 for n in self.held if self.frames[n].end)
+        self._must(len(engine.frames) == known, f"the engine knows {len(engine.frames)} frames, {known} are open or hold memory")
+        most = 50 + 4 * len(self.frames) + 20 * len(engine.devices) * max(1, len(engine.networks))
+        self._must(commands <= most, f"one event caused {commands} commands")
+        self._work_is_conserved(now)
+        if self._steps % 8 == 0:
+            self._no_row_is_forgotten()
+
+    def _work_is_conserved(self, now: float) -> None:
+        engine = self.engine
+        for network in engine.networks:
+            ready = sorted((d for d in engine.devices.values() if d.kind != ISOLATION and engine._ready(d, network)), key=lambda d: d.rank)
+            home = [d for d in ready if d.kind != "cpu"] or ready
+            self._must([d.id for d in engine._home(network)] == [d.id for d in home], f"the remembered placement of {network} is stale")
+            waiting = 0
+            delay = engine.networks[network].max_delay
+            for queue in engine._queues.values():
+                if queue.network != network or not len(queue):
+                    continue
+                waiting += len(queue)
+                head = queue.head()
+                assert head is not None
+                late = now - head.arrived - delay
+                for d in home:
+                    idle = d.free_slots() > 0 and not (delay and late < self.scenario.lateness and not d.running)
+                    self._must(not idle, f"{len(queue)} ready rows of {network} wait while {d.id} has {d.free_slots()} free slots")
+            if home and not waiting and engine._filling < engine.config.fill_slots:
+                self._nothing_waits_to_be_filled(network)
+
+    def _nothing_waits_to_be_filled(self, network: str) -> None:
+        engine = self.engine
+        undecoded = [f for f in engine.frames.values() if not f.finished and not f.filled and not f.filling]
+        largest = max((length for _, length in engine.memory._free), default=0)
+        fits = all(-(-f.rows * f.row_bytes // PAGE) * PAGE <= largest for f in undecoded)
+        mine = [f.id for f in undecoded if f.network == network]
+        self._must(not (mine and fits), f"frames {mine} wait to be decoded while decode threads, memory and a device for {network} are free")
+
+    def _no_row_is_forgotten(self) -> None:
+        engine = self.engine
+        somewhere = {(f.id, row) for d in engine.devices.values() for b in d.running.values() for f, row in b.rows}
+        somewhere |= {(f.id, row) for f, row in engine._suspects}
+        for f in engine.frames.values():
+            if f.filled and not f.finished:
+                lost = [row for row in f.waiting if row not in f.queued and (f.id, row) not in somewhere]
+                self._must(not lost, f"rows {lost} of frame {f.id} are neither queued nor running")
+
+    # ---------------------------------------------------------------- the end of the world
+
+    def is_at_rest(self) -> str:
+        """What is not yet as it was before the first frame came; "" when all is."""
+        engine = self.engine
+        left = [n for n, f in self.frames.items() if not f.end]
+        away = {d.id: d.state for d in engine.devices.values() if d.state not in ("serving", "standby")}
+        if away.get(ISOLATION) == "off":
+            del away[ISOLATION]
+        elif ISOLATION in engine.devices:
+            away[ISOLATION] = engine.devices[ISOLATION].state
+        books = {
+            "frames without an end": left,
+            "frames": list(engine.frames),
+            "bytes": engine.memory.used,
+            "devices": away,
+            "zombies": [d.id for d in engine.devices.values() if d.zombies],
+            "rows to fill": {n: rows for n, rows in engine._unfilled.items() if rows},
+            "decode threads": engine._filling,
+            "seconds to decode": engine._fill_backlog if engine._fill_backlog > 1e-6 else 0,
+            "queued rows": sum(len(q) for q in engine._queues.values()),
+            "overdue timers": [key for key in engine._timers._at if isinstance(key, tuple) and key[0] in ("overdue", "deadline")],
+        }
+        return ", ".join(f"{what}: {n}" for what, n in books.items() if n)
