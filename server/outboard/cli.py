@@ -172,17 +172,20 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _get(url: str, path: str) -> Any:
+def _ask(method: str, url: str, path: str, body: Any = None) -> Any:
+    """The running server's answer as JSON values; exits with 1 where there is none or where it refuses."""
     import httpx
 
     try:
-        response = httpx.get(url.rstrip("/") + path, timeout=10)
-    except httpx.HTTPError as e:
+        response = httpx.request(method, url.rstrip("/") + path, json=body, timeout=30)
+        answer = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
         raise _refuse(f"no server answers at {url} ({e}); start one with `outboard serve`, or name it with --url", 1) from e
-    body = response.json()
+    except ValueError as e:
+        raise _refuse(f"what answers at {url} is no Outboard server: {response.status_code} without JSON", 1) from e
     if response.is_error:
-        raise _refuse(body.get("detail", response.reason_phrase), 1)
-    return body
+        raise _refuse(answer.get("detail", response.reason_phrase), 1)
+    return answer
 
 
 @app.command(epilog="Example: outboard models --url http://127.0.0.1:8000")
@@ -192,7 +195,7 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the models of a running server, or check those of a folder. Exit code 1 when one of them cannot be served."""
-    entries = _check(directory) if directory is not None else _get(url, "/v1/models")["models"]
+    entries = _check(directory) if directory is not None else _ask("GET", url, "/v1/models")["models"]
     if as_json:
         print(json.dumps({"models": entries}))
     else:
@@ -238,40 +241,27 @@ def _check(directory: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _post(url: str, path: str, body: Any = None) -> Any:
-    import httpx
-
-    try:
-        response = httpx.post(url.rstrip("/") + path, json=body, timeout=30)
-    except httpx.HTTPError as e:
-        raise _refuse(f"no server answers at {url} ({e}); start one with `outboard serve`, or name it with --url", 1) from e
-    answer = response.json()
-    if response.is_error:
-        raise _refuse(answer.get("detail", response.reason_phrase), 1)
-    return answer
-
-
 Device = Annotated[str, typer.Argument(help="The device's id, such as sim:0 or cuda:0; `outboard devices` lists them.")]
 
 
 @app.command(epilog="Example: outboard unplug sim:0")
 def unplug(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
     """Pull a simulated device's cable."""
-    _post(url, f"/v1/devices/{device}/fault", {"fault": "unplug"})
+    _ask("POST", url, f"/v1/devices/{device}/fault", {"fault": "unplug"})
     out.print(f"{device} is unplugged (simulated); `outboard replug {device}` plugs it in again", highlight=False)
 
 
 @app.command(epilog="Example: outboard replug sim:0")
 def replug(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
     """Plug a simulated device in again."""
-    _post(url, f"/v1/devices/{device}/fault", {"fault": "replug"})
+    _ask("POST", url, f"/v1/devices/{device}/fault", {"fault": "replug"})
     out.print(f"{device} is plugged in (simulated); it serves once it has proved itself, see `outboard devices`", highlight=False)
 
 
 @app.command(epilog="Example: outboard eject cuda:0")
 def eject(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
     """Hand a device's work to the CPU and let go of it, so that its cable can be pulled. Exit code 1 when it is not safe yet."""
-    answer = _post(url, f"/v1/devices/{device}/eject")
+    answer = _ask("POST", url, f"/v1/devices/{device}/eject")
     for holder in answer["holders"]:
         out.print(f"still held by process {holder['pid']} ({holder['command']})", highlight=False, markup=False)
     for command in answer["commands"]:
@@ -288,7 +278,7 @@ app.add_typer(devices_app, name="devices")
 @devices_app.command("reset", epilog="Example: outboard devices reset cuda:0")
 def reset(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
     """End a quarantine or an ejection: the device is tried at once."""
-    state = _post(url, f"/v1/devices/{device}/reset")["state"]
+    state = _ask("POST", url, f"/v1/devices/{device}/reset")["state"]
     out.print(f"{device} is {state}", highlight=False)
 
 
@@ -297,7 +287,7 @@ def devices(context: typer.Context, url: Url = "http://127.0.0.1:8000", as_json:
     """List the devices of a running server, with their history. Exit code 1 when one of them does not serve."""
     if context.invoked_subcommand is not None:
         return
-    entries = _get(url, "/v1/devices")["devices"]
+    entries = _ask("GET", url, "/v1/devices")["devices"]
     if as_json:
         print(json.dumps({"devices": entries}))
     else:
