@@ -78,7 +78,7 @@ class Engine:
         self.commands: list[c.Command] = []
         self._rng = random.Random(seed)
         self._queues: dict[tuple[str, tuple[int, int, int]], ReadyQueue] = {}
-        self._to_fill: list[tuple[float, int, Frame]] = []  # heap of (deadline, seq, frame)
+        self._to_fill: dict[str, list[tuple[float, int, Frame]]] = {}  # network -> heap of (deadline, seq, frame)
         self._filling = 0
         self._fill_backlog = 0.0  # expected decode seconds not yet begun
         self._unfilled: dict[str, int] = {}  # network -> rows admitted and not yet ready
@@ -115,6 +115,7 @@ class Engine:
         assert network.id not in self.networks, network.id
         self.networks[network.id] = network
         self._unfilled[network.id] = 0
+        self._to_fill[network.id] = []
         for device in self.devices.values():
             if device.up and self._wants(device, network):
                 self._load(device, network.id)
@@ -129,7 +130,7 @@ class Engine:
         if entry is None or entry.current or entry.frames:
             return
         del self.networks[network]
-        del self._unfilled[network]
+        del self._unfilled[network], self._to_fill[network]
         self._homes.pop(network, None)
         for key in [k for k in self._queues if k[0] == network]:
             del self._queues[key]
@@ -233,7 +234,7 @@ class Engine:
         entry.frames += 1
         self._unfilled[network] += rows
         self._fill_backlog += fill_cost
-        heappush(self._to_fill, (deadline, f.seq, f))
+        heappush(self._to_fill[network], (deadline, f.seq, f))
         self._timers.set(("deadline", frame), deadline)
         self._pump(now)
 
@@ -360,36 +361,39 @@ class Engine:
 
     def _pump(self, now: float) -> None:
         self._fill(now)
+        before = self._batches
         for device in self._ranked:
             while device.state in LIVE and device.free_slots() > 0 and self._dispatch_one(now, device):
                 pass
         if self._suspects:
             self._isolate(now)
+        if self._batches > before:
+            self._fill(now)  # rows that left make room for others
 
     def _fill(self, now: float) -> None:
         """Start decoding, earliest deadline first, as far as threads, memory and the devices' appetite go."""
-        held_back: list[tuple[float, int, Frame]] = []
-        while self._to_fill and self._filling < self.config.fill_slots:
-            entry = heappop(self._to_fill)
-            f = entry[2]
-            if f.finished:
-                continue
-            if self._ready_rows(f.network) >= self._appetite(f.network):
-                held_back.append(entry)  # decoded rows only take memory while the device is busy
-                if len(held_back) > 64:
-                    break
-                continue
+        while self._filling < self.config.fill_slots and (heap := self._next_to_fill()) is not None:
+            f = heap[0][2]
             try:
                 f.offset = self.memory.alloc(f.rows * f.row_bytes)
             except OutOfSlab:
-                held_back.append(entry)
-                break  # whoever is first gets the next free memory: nobody small may starve it
+                return  # whoever is first gets the next free memory: nobody small may starve it
+            heappop(heap)
             f.filling = True
             self._filling += 1
             self._fill_backlog = max(0.0, self._fill_backlog - f.fill_cost)
             self.commands.append(c.Fill(f.id, f.offset))
-        for entry in held_back:
-            heappush(self._to_fill, entry)
+
+    def _next_to_fill(self) -> list[tuple[float, int, Frame]] | None:
+        """The heap whose head has the earliest deadline, of the networks that want rows: decoded rows only take memory while their device
+        is busy, and the many frames of one network must not keep decode threads from another."""
+        best: list[tuple[float, int, Frame]] | None = None
+        for network, heap in self._to_fill.items():
+            while heap and heap[0][2].finished:
+                heappop(heap)
+            if heap and (best is None or heap[0] < best[0]) and self._ready_rows(network) < self._appetite(network):
+                best = heap
+        return best
 
     def _ready_rows(self, network: str) -> int:
         return sum(len(q) for q in self._queues.values() if q.network == network)
@@ -444,7 +448,7 @@ class Engine:
             return asked
         cap = self._cap(device, network)
         wait = self.config.hold * costs.expected(1) if device.running else 0.0
-        if len(self._to_fill) >= cap:
+        if len(self._to_fill[network]) >= cap:
             wait = max(wait, 1.5 * cap * head.fill_cost / self.config.fill_slots)
         return max(asked, min(head.ready + wait, head.deadline - 2 * costs.expected(cap)))
 
