@@ -241,16 +241,15 @@ class Referee:
             home = [d for d in ready if d.kind != "cpu"] or ready
             self._must([d.id for d in engine._home(network)] == [d.id for d in home], f"the remembered placement of {network} is stale")
             waiting = 0
-            delay = engine.networks[network].max_delay
             for queue in engine._queues.values():
                 if queue.network != network or not len(queue):
                     continue
                 waiting += len(queue)
                 head = queue.head()
                 assert head is not None
-                late = now - head.arrived - delay
                 for d in home:
-                    idle = d.free_slots() > 0 and not (delay and late < self.scenario.lateness and not d.running)
+                    holds = len(queue) < engine._cap(d, network) and now < engine._hold(d, network, head) + self.scenario.lateness
+                    idle = d.free_slots() > 0 and not holds
                     self._must(not idle, f"{len(queue)} ready rows of {network} wait while {d.id} has {d.free_slots()} free slots")
             if home and not waiting and engine._filling < engine.config.fill_slots:
                 self._nothing_waits_to_be_filled(network)
