@@ -248,7 +248,7 @@ class Referee:
                 head = queue.head()
                 assert head is not None
                 for d in home:
-                    holds = len(queue) < engine._cap(d, network) and now < engine._hold(d, network, head) + self.scenario.lateness
+                    holds = len(queue) < engine._cap(d, network) and now <= engine._hold(d, network, head) + self.scenario.lateness
                     idle = d.free_slots() > 0 and not holds
                     self._must(not idle, f"{len(queue)} ready rows of {network} wait while {d.id} has {d.free_slots()} free slots")
             if home and not waiting and engine._filling < engine.config.fill_slots:

@@ -413,8 +413,9 @@ class Engine:
         most = min(cap, share)
         head = queue.head()
         assert head is not None and entry.costs is not None
-        while most > 1 and now + entry.costs.expected(most) > head.deadline:
-            most //= 2
+        if now + entry.costs.expected(1) <= head.deadline:  # one that is too late anyway must not make the batch small for the others
+            while now + entry.costs.expected(most) > head.deadline:
+                most //= 2
         self._dispatch(now, device, queue.network, queue.shape, queue.take(most))
         return True
 
@@ -428,7 +429,7 @@ class Engine:
             head = queue.head()
             assert head is not None
             if len(queue) < self._cap(device, queue.network) and now < (until := self._hold(device, queue.network, head)):
-                self._timers.set(("hold", device.id, queue.network), until)
+                self._timers.set(("hold", device.id, queue.network, queue.shape), until)
                 continue
             if best is None or head.deadline < best_deadline:
                 best, best_deadline = queue, head.deadline
@@ -442,17 +443,18 @@ class Engine:
         for half a batch's time. Where enough frames queue for a decode thread to fill the batch, every core is busy anyway, and it
         waits as long as their decoding takes. Without this most batches under load had one row, and cost half as much again.
         """
-        asked = head.arrived + self.networks[network].max_delay if not device.running else 0.0
         costs = device.networks[network].costs
-        if device.kind != "cpu" or costs is None or not self._unfilled[network]:
-            return asked
+        assert costs is not None
         cap = self._cap(device, network)
-        wait = self.config.hold * costs.expected(1) if device.running else 0.0
-        if len(self._to_fill[network]) >= cap:
-            wait = max(wait, 1.5 * cap * head.fill_cost / self.config.fill_slots)
-        return max(asked, min(head.ready + wait, head.deadline - 2 * costs.expected(cap)))
+        until = head.arrived + self.networks[network].max_delay if not device.running else 0.0
+        if device.kind == "cpu" and self._unfilled[network]:
+            wait = self.config.hold * costs.expected(1) if device.running else 0.0
+            if len(self._to_fill[network]) >= cap:
+                wait = max(wait, 1.5 * cap * head.fill_cost / self.config.fill_slots)
+            until = max(until, head.ready + wait)
+        return min(until, head.deadline - 2 * costs.expected(cap))
 
-    def _on_hold(self, now: float, device: str, network: str) -> None:
+    def _on_hold(self, now: float, device: str, network: str, shape: tuple[int, int, int]) -> None:
         """Rows have waited long enough for company; `tick` pumps."""
 
     def _dispatch(self, now: float, device: Device, network: str, shape: tuple[int, int, int], rows: list[tuple[Frame, int]]) -> None:
@@ -532,16 +534,21 @@ class Engine:
                 if last:
                     self._finish(f)
         self._release_rows(b)
-        if d.state == "suspect" and not any(x.overdue for x in d.running.values()):
-            self._settle(now, d)  # it was slow, not dead
+        self._clear(now, d)
         self._pump(now)
+
+    def _clear(self, now: float, d: Device) -> None:
+        """A suspect that owes no answer any more was slow, not dead."""
+        if d.state == "suspect" and not any(b.overdue for b in d.running.values()):
+            self._settle(now, d)
 
     def batch_failed(self, now: float, device: str, generation: int, batch: int, kind: str, message: str) -> None:
         """The worker could not run the batch. `kind`: input, oom, sticky, unknown (devices/protocol.py)."""
         d, b = self._batch_ended(now, device, generation, batch)
         if b is None or d is None:
             return
-        rows = [(f, row) for f, row in b.rows if not f.finished and row in f.waiting]
+        # Rows of an overdue batch have long been dispatched elsewhere: what becomes of them is decided there.
+        rows = [(f, row) for f, row in b.rows if not f.finished and row in f.waiting and not b.overdue]
         if kind == "sticky" and d.kind not in ("cpu", ISOLATION):
             self._requeue(rows)
             self._release_rows(b)
@@ -551,14 +558,17 @@ class Engine:
             entry = d.networks[b.network]
             entry.cap = max(1, len(b.rows) // 2)
             self._requeue(rows)
-        elif len(b.rows) > 1:
+        elif len(b.rows) > 1 and d.state in LIVE:
             # One bad row must not fail its neighbours: each runs alone, here, now.
             self._run_singly(now, d, b, rows)
+        elif len(b.rows) > 1:
+            self._requeue(rows)  # a suspect gets no more work
         else:
             slug = {"input": "bad_input", "oom": "memory_full"}.get(kind, "inference_failed")
             for f, _ in rows:
                 self._refuse(now, f, slug, message, 1.0 if kind == "oom" else None)
         self._release_rows(b)
+        self._clear(now, d)
         self._pump(now)
 
     def _run_singly(self, now: float, d: Device, b: Batch, rows: list[tuple[Frame, int]]) -> None:
@@ -585,6 +595,11 @@ class Engine:
             if f.finished:
                 self._release(f)
 
+    def _take_back(self, b: Batch) -> None:
+        """Queue the rows of a batch again that its worker still holds: once, as an overdue batch was already."""
+        if not b.overdue:
+            self._requeue(b.rows)
+
     def _requeue(self, rows: list[tuple[Frame, int]]) -> None:
         for f, row in rows:
             if not f.finished and row in f.waiting:
@@ -602,8 +617,8 @@ class Engine:
         if d.parallel:
             self.device_lost(now, device, d.generation, took, explained=False)
             return
+        self._take_back(b)
         b.overdue = True
-        self._requeue(b.rows)
         if d.state != "suspect":
             self._set_state(now, d, "suspect", took)
             self._timers.set(("silence", device, d.generation), now + self.config.silence)
@@ -786,7 +801,7 @@ class Engine:
         if not explained:
             self._blame(now, d, taken)
         for b in taken:
-            self._requeue(b.rows)
+            self._take_back(b)
         if d.kind == ISOLATION:
             self._set_state(now, d, "off", why)
         else:
@@ -889,7 +904,7 @@ class Engine:
             self._placement_changed()
             for b in taken:
                 self._timers.cancel(("overdue", b.id, device))
-                self._requeue(b.rows)
+                self._take_back(b)
             d.zombies.setdefault(generation, []).extend(taken)
             self.commands.append(c.Kill(device, generation))
         self._timers.cancel(("retry", device))
@@ -914,8 +929,8 @@ class Engine:
         while self._suspects and (self._suspects[0][0].finished or self._suspects[0][1] not in self._suspects[0][0].waiting):
             self._suspects.popleft()
         if not self._suspects:
-            self._timers.set(("isolation_idle",), now + self.config.isolation_idle)
             return
+        self._timers.set(("isolation_idle",), now + self.config.isolation_idle)
         d = self.devices.get(ISOLATION)
         if d is None:
             self.add_device(now, ISOLATION, ISOLATION, 1, 1_000)
@@ -938,7 +953,11 @@ class Engine:
 
     def _on_isolation_idle(self, now: float) -> None:
         d = self.devices.get(ISOLATION)
-        if d is not None and d.state != "off" and not d.running and not self._suspects:
+        if d is None or d.state == "off":
+            return
+        if d.running or self._suspects:
+            self._timers.set(("isolation_idle",), now + self.config.isolation_idle)
+        else:
             self.commands.append(c.Kill(d.id, d.generation))
             d.networks, d.up = {}, False
             self._set_state(now, d, "off", "no suspects")

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import Any
 
+import pyudev
+
 from outboard.core.state import LIVE
 from outboard.devices import presence, probe
 from outboard.runtime import DeviceEntry, Runtime
@@ -47,14 +49,26 @@ def adopt(runtime: Runtime, found: list[dict[str, Any]]) -> None:
 
 
 async def follow(runtime: Runtime) -> None:
-    """For ever: adopt what is plugged in later, wake what has come back, and notice what is gone before its worker does."""
+    """For ever: adopt what is plugged in later, wake what has come back, and notice what is gone before its worker does.
+
+    A PCI event of udev brings the next look forward; where there are none (containers), looks come every few seconds.
+    """
+    if not any(d != "cpu" and not d.startswith("sim:") for d in runtime.settings.device):
+        return
+    event = asyncio.Event()
+    monitor = _listen(event)  # kept: it ends with its last reference
     present: set[str] = set()
-    looks = 0
+    looked = runtime.now()
     while True:
-        await asyncio.sleep(CHECK_EVERY)
+        try:
+            async with asyncio.timeout(CHECK_EVERY):
+                await event.wait()
+        except TimeoutError:
+            pass
         await _check_presence(runtime)
-        looks += 1
-        if looks % (LOOK_EVERY // CHECK_EVERY) == 0 and any(d != "cpu" and not d.startswith("sim:") for d in runtime.settings.device):
+        if event.is_set() or runtime.now() - looked >= LOOK_EVERY:
+            event.clear()
+            looked = runtime.now()
             found = await probe.ask()
             if "auto" in runtime.settings.device:
                 adopt(runtime, found)
@@ -63,6 +77,26 @@ async def follow(runtime: Runtime) -> None:
                 if entry.uuid in now_present - present:
                     runtime.seen(entry.id)
             present = now_present
+            log.debug("looked for GPUs%s: %d", "" if monitor else " (no udev)", len(found))
+
+
+def _listen(event: asyncio.Event) -> pyudev.Monitor | None:
+    """Set `event` at every PCI device that comes, goes, or changes its driver."""
+    try:
+        monitor = pyudev.Monitor.from_netlink(pyudev.Context())
+        monitor.filter_by("pci")
+        monitor.start()
+    except (ImportError, OSError) as e:  # no libudev, no netlink
+        log.info("no udev events (%s): cards are looked for every %d s", e, LOOK_EVERY)
+        return None
+
+    def readable() -> None:
+        while (device := monitor.poll(timeout=0)) is not None:
+            log.info("udev: %s %s", device.action, device.sys_name)
+            event.set()
+
+    asyncio.get_running_loop().add_reader(monitor.fileno(), readable)
+    return monitor
 
 
 async def _check_presence(runtime: Runtime) -> None:
