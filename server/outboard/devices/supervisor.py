@@ -69,7 +69,7 @@ class Supervisor:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * protocol.MAX_DATAGRAM)
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads), OPENBLAS_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
         process = subprocess.Popen(
-            [sys.executable, "-m", "outboard.worker", "--fd", str(theirs.fileno())],
+            [sys.executable, "-m", "outboard.worker", "--fd", str(theirs.fileno()), "--device", device],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=environment,

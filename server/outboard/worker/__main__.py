@@ -45,6 +45,7 @@ def _wrong(why: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m outboard.worker", description="One device's worker; the server starts it.")
     parser.add_argument("--fd", type=int, required=True, help="inherited descriptor of the SOCK_SEQPACKET channel")
+    parser.add_argument("--device", help="only says in `ps` whose worker this is; the device itself comes with the first message")
     fd = parser.parse_args().fd
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the front decides what it means
     die_with_parent()
