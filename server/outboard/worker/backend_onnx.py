@@ -47,13 +47,16 @@ class OnnxBackend:
         self.inputs: list[Port] = [(onnx_graph.PIXELS, "uint8", onnx_graph.axes(model.graph.input[0]))]
         self.outputs = ports
         self._names = [name for name, _, _ in ports]
+        self._arena = not network.input.dynamic and device.provider == "CPUExecutionProvider"
+        self._next: ort.RunOptions | None = None  #: options of the next run alone
 
     def batch_rows(self, rows: int) -> int:
         return rows
 
     def run(self, batch: Any) -> list[np.ndarray]:
         if isinstance(batch, np.ndarray):
-            return self._session.run(self._names, {onnx_graph.PIXELS: batch})
+            options, self._next = self._next, None
+            return self._session.run(self._names, {onnx_graph.PIXELS: batch}, options)
         binding = self._session.io_binding()
         binding.bind_input(onnx_graph.PIXELS, "cuda", 0, np.uint8, list(batch.shape), batch.pointer)
         for name in self._names:
@@ -63,6 +66,13 @@ class OnnxBackend:
 
     def optimise(self, rows: Sequence[int]) -> None:
         """The session is as fast as it gets."""
+
+    def shrink(self) -> None:
+        """The arena never gives memory back by itself; a run that is told to leaves it with what that run needed."""
+        if not self._arena:
+            return
+        self._next = ort.RunOptions()
+        self._next.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
 
 def _session_options(network: Network, threads: int) -> ort.SessionOptions:

@@ -87,6 +87,9 @@ class TorchBackend:
         with torch.inference_mode(), torch.cuda.stream(self._streams.stream), precision:
             return [t.cpu().numpy() for t in forward(torch.as_tensor(batch, device="cuda"))]
 
+    def shrink(self) -> None:
+        """torch's CPU allocator keeps nothing."""
+
     def optimise(self, rows: Sequence[int]) -> CompiledBackend | None:
         """Slow: compiled code for batches of these sizes; None where there can be none (the log says why)."""
         if not self._spec.toml.run.compile:
@@ -148,6 +151,9 @@ class CompiledBackend:
 
     def optimise(self, rows: Sequence[int]) -> None:
         """Nothing is faster."""
+
+    def shrink(self) -> None:
+        """torch's CPU allocator keeps nothing."""
 
 
 def _blank(device: Device, shape: tuple[int, ...]) -> Any:

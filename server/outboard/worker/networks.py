@@ -34,6 +34,9 @@ class Backend(Protocol):
     def optimise(self, rows: Sequence[int]) -> Backend | None:
         """Slow, while this one serves: a faster backend for batches of these sizes, or None."""
 
+    def shrink(self) -> None:
+        """Before the next run: let it give back the memory that larger batches took."""
+
 
 class LoadedNetwork:
     """One version of a network on one device. `run` may be called from several threads."""
