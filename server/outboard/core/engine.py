@@ -463,9 +463,10 @@ class Engine:
         self._batches += 1
         costs = device.networks[network].costs
         expected = costs.expected(len(rows)) if costs else 0.0
-        # A pipeline's batch waits for those before it.
-        ahead = 0.0 if device.parallel else max((b.sent + b.expected - now for b in device.running.values()), default=0.0)
-        batch = Batch(self._batches, device.id, device.generation, network, rows, now, expected + max(ahead, 0.0))
+        # A pipeline's batch waits for those before it. Their own costs are added up: what is left of their expected ends would carry every
+        # overestimate on to the next batch for as long as the pipeline is full (seen: 30 ms expected in 546).
+        ahead = 0.0 if device.parallel else sum(b.cost for b in device.running.values())
+        batch = Batch(self._batches, device.id, device.generation, network, rows, now, expected, expected + ahead)
         device.running[batch.id] = batch
         for f, _ in rows:
             f.batches += 1
@@ -520,9 +521,11 @@ class Engine:
         d, b = self._batch_ended(now, device, generation, batch)
         if b is None or d is None:
             return
+        finished, d.finished = d.finished, now
         entry = d.networks.get(b.network)
         if entry is not None and entry.costs is not None:
-            entry.costs.observe(len(b.rows), seconds)
+            # The worker's time includes waiting for the batch before it in a pipeline.
+            entry.costs.observe(len(b.rows), seconds if d.parallel else min(seconds, now - finished))
         degraded = d.kind in ("cpu", ISOLATION) and self.degraded()
         for index, (f, row) in enumerate(b.rows):
             if not f.finished and row in f.waiting:

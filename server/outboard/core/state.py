@@ -60,7 +60,8 @@ class Batch:
     network: str
     rows: list[tuple[Frame, int]]
     sent: float
-    expected: float  #: seconds
+    cost: float  #: expected seconds of the batch by itself
+    expected: float  #: seconds from `sent` to its end: a pipeline runs those before it first
     overdue: bool = False  #: its rows were queued again elsewhere; a late answer may still win
 
 
@@ -94,6 +95,7 @@ class Device:
     running: dict[int, Batch] = field(default_factory=dict)
     since: float = 0.0  #: when it entered its state
     heard: float = 0.0  #: when its worker was last heard
+    finished: float = 0.0  #: when its last batch ended
     zombies: dict[int, list[Batch]] = field(default_factory=dict)  #: batches of lost generations whose process still lives
 
     @property
