@@ -168,6 +168,7 @@ async def client(url: str, books: Books, numbers: Iterator[int], stop: asyncio.E
                 response = await http.post(f"/v1/models/{MODEL}/predict", content=body)
             except httpx.TransportError as e:
                 books.broken[type(e).__name__] += 1
+                await asyncio.sleep(0.1)
                 continue
             answer = response.json()
             if response.status_code != 200:
@@ -262,6 +263,8 @@ def own_server(models: Path, device: str, max_losses: int) -> Iterator[tuple[str
             time.sleep(0.2)
         yield found[1], psutil.Process(server.pid), log
     finally:
+        if server.poll() is not None:
+            print(f"the server has ended, with status {server.returncode}")
         server.terminate()
         server.wait(30)
 

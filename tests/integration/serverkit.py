@@ -55,9 +55,16 @@ class Server:
 
 
 @contextmanager
-def serving(models: Path, *flags: str, ready: bool = True, env: dict[str, str] | None = None, cwd: Path | None = None) -> Iterator[Server]:
-    """Serve `models` on a free port; with `ready`, wait until every model is served or refused."""
-    command: Sequence[str] = [sys.executable, "-m", "outboard", "serve", "--models", str(models), "--port", "0", *flags]
+def serving(
+    models: Path,
+    *flags: str,
+    ready: bool = True,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "outboard"),
+) -> Iterator[Server]:
+    """Serve `models` on a free port; with `ready`, wait until every model is served or refused. `program` stands for the command."""
+    command: Sequence[str] = [*program, "serve", "--models", str(models), "--port", "0", *flags]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

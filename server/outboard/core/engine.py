@@ -839,7 +839,7 @@ class Engine:
             for f, _ in b.rows:
                 if f.finished:
                     continue
-                f.deaths += 1
+                f.deaths.append((d.id, now))
                 f.suspect = True
                 for row in list(f.queued):
                     self._queue(f).withdraw(f, row)
@@ -848,7 +848,14 @@ class Engine:
                     self._condemn(now, f)
 
     def _condemn(self, now: float, f: Frame) -> None:
-        self._refuse(now, f, "poison_frame", f"the worker died {f.deaths} times while it ran this input, at last alone with it")
+        """It killed its worker when it was alone with it. The deaths before that were not the devices' fault either."""
+        self._refuse(now, f, "poison_frame", f"the worker died {len(f.deaths)} times while it ran this input, at last alone with it")
+        for device, at in f.deaths:
+            d = self.devices[device]
+            quarantined = d.state == "quarantined" and d.since == at
+            d.history.forgive(at, quarantined)
+            if quarantined:
+                self._timers.set(("retry", device), now)
 
     def remember_poison(self, now: float, digest: bytes) -> None:
         """Refuse these submitted bytes for a while: the driver hashes them after a `Refuse` with slug poison_frame."""

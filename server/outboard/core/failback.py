@@ -43,6 +43,12 @@ class LossHistory:
         if len(self._recent) == 1:
             self._quarantines = 0
 
+    def forgive(self, at: float, quarantined: bool) -> None:
+        """The loss at `at` was a frame's fault, not the device's: it does not count, nor does the quarantine that it led to."""
+        if at in self._recent:
+            self._recent.remove(at)
+            self._quarantines -= quarantined
+
     def quarantine_due(self) -> bool:
         return len(self._recent) > self._policy.max_losses
 

@@ -49,7 +49,7 @@ class Frame:
     queued: set[int] = field(default_factory=set)  #: rows in a ready queue
     batches: int = 0  #: batches that hold its rows, those of lost but living workers included
     suspect: bool = False  #: was in a batch whose worker died unexplained: its rows run alone, in the isolation worker
-    deaths: int = 0  #: unexplained deaths of workers that held it
+    deaths: list[tuple[str, float]] = field(default_factory=list)  #: (device, when): unexplained deaths of workers that held it
 
 
 @dataclass(slots=True)

@@ -47,6 +47,7 @@ class Worker:
         self._pool = ThreadPoolExecutor(start.concurrency, thread_name_prefix="batch")
         self._loads: queue.SimpleQueue[Load | Unload] = queue.SimpleQueue()
         self._optimiser = ThreadPoolExecutor(1, thread_name_prefix="optimiser")
+        self._to_optimise: list[tuple[Load, LoadedNetwork, measure.Costs]] = []  # of the loader thread alone
         self._golden_batch = 0  # counts down: real batches count up
 
     def serve(self) -> None:
@@ -124,6 +125,10 @@ class Worker:
                 self._load(item)
             else:
                 self._networks.pop((item.model, item.version), None)  # running batches hold it until they are done
+            if self._loads.empty():  # compiling takes a core for minutes: first everything serves
+                for work in self._to_optimise:
+                    self._optimiser.submit(self._optimise, *work)
+                self._to_optimise.clear()
 
     def _load(self, load: Load) -> None:
         began = time.perf_counter()
@@ -132,7 +137,7 @@ class Worker:
             loaded = self._prove(load, network)
             self._networks[load.model, load.version] = network
             self._send(loaded)
-            self._optimiser.submit(self._optimise, load, network, loaded.costs)
+            self._to_optimise.append((load, network, loaded.costs))
             log.info("%s %s serves with %s after %.2f s", load.model, load.version, network.backend.provider, time.perf_counter() - began)
         except ModelProblem as e:
             self._refuse(load, e.file, e.key, e.expected, e.message)
