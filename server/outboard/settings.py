@@ -21,6 +21,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one client may ask for. Sizes take a number of bytes or "64MiB"."""
 
     body: int = 64 * MIB  #: bytes of a request body
+    body_seconds: float = 60.0  #: for a whole body to arrive
     pixels: int = 50_000_000  #: of one image
     images: int = 16  #: in one request
     message: int = 32 * MIB  #: bytes of a WebSocket message

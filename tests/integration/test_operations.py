@@ -100,6 +100,15 @@ def test_a_body_over_the_limit_is_refused_however_it_is_sent(tmp_path: Path) -> 
             assert response.status_code == 413 and response.json()["type"] == "body_too_large"
 
 
+def test_a_body_that_does_not_arrive_in_time_is_given_up(tmp_path: Path) -> None:
+    graphs.write_model(tmp_path, "m", graphs.channel_means(), graphs.toml("tensor", "tensor", (32, 32)))
+    with serving(tmp_path, env={"OUTBOARD_LIMITS_BODY_SECONDS": "0.5"}) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=5) as s:
+            s.sendall(b"POST /v1/models/m/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+            assert b" 408 " in s.recv(4096).splitlines()[0]
+
+
 def test_a_worker_that_dies_is_replaced_and_no_request_is_lost(tmp_path: Path) -> None:
     with serving(small_models(tmp_path)) as server:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,21 +47,28 @@ async def read(headers: Headers, receive: Receive, runtime: Runtime, taken: list
     chunks: list[bytes] = []
     total = 0
     more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            metrics.aborted.inc()
-            raise Problem("client_left", f"the connection ended after {total} bytes of the body")
-        more = message.get("more_body", False)
-        if chunk := message.get("body", b""):
-            total += len(chunk)
-            if total > limit:
-                raise _too_large(total, limit)
-            if runtime.body_bytes + len(chunk) > runtime.slab.size:
-                raise Problem("memory_full", "the bodies of the requests in progress fill the frame memory; try again", retry_after=1.0)
-            runtime.body_bytes += len(chunk)
-            taken.append(len(chunk))
-            chunks.append(chunk)
+    try:
+        async with asyncio.timeout(runtime.settings.limits.body_seconds):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    metrics.aborted.inc()
+                    raise Problem("client_left", f"the connection ended after {total} bytes of the body")
+                more = message.get("more_body", False)
+                if chunk := message.get("body", b""):
+                    total += len(chunk)
+                    if total > limit:
+                        raise _too_large(total, limit)
+                    if runtime.body_bytes + len(chunk) > runtime.slab.size:
+                        raise Problem("memory_full", "the bodies of the requests in progress fill the frame memory", retry_after=1.0)
+                    runtime.body_bytes += len(chunk)
+                    taken.append(len(chunk))
+                    chunks.append(chunk)
+    except TimeoutError:
+        seconds = runtime.settings.limits.body_seconds
+        raise Problem(
+            "body_timeout", f"{total} bytes came in {seconds:g} s, and the body is not complete; send it faster, or smaller"
+        ) from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
