@@ -148,7 +148,7 @@ class Engine:
             return not any(self._ready(d, network.id) for d in self._ranked if d.kind != "cpu")
         return network.standby == "hot"
 
-    def _settle_standby(self) -> None:
+    def _settle_standby(self, now: float) -> None:
         """Load on the CPU what must no longer stand by cold, unload what may."""
         for network in self.networks.values():
             if network.standby != "cold":
@@ -163,6 +163,7 @@ class Engine:
                     del cpu.networks[network.id]
                     self._placement_changed()
                     self.commands.append(c.Unload(cpu.id, cpu.generation, network.id))
+                    self._settle(now, cpu)
 
     def ready_on(self, network: str) -> list[str]:
         """Ids of the devices on which the network can run now, in the order in which they are preferred."""
@@ -538,6 +539,8 @@ class Engine:
                     self._finish(f)
         self._release_rows(b)
         self._clear(now, d)
+        if d.state == "standby" and not d.running:
+            self._settle_standby(now)  # what it ran when the accelerator came back
         self._pump(now)
 
     def _clear(self, now: float, d: Device) -> None:
@@ -677,6 +680,7 @@ class Engine:
             self._timers.set(("load_limit", device, generation), now + self.config.load_limit)
         if not d.networks:
             self._settle(now, d)
+        self._ask_golden()
 
     def _on_load_limit(self, now: float, device: str, generation: int) -> None:
         d = self.devices[device]
@@ -700,19 +704,27 @@ class Engine:
             entry.state = "ready"
             self._placement_changed()
             self._settle(now, d)
-            for other in self.devices.values():  # their golden answers may have waited for the CPU's
-                if not other.parallel and network in other.networks and other.networks[network].state == "checking":
-                    self.commands.append(c.CheckGolden(other.id, other.generation, network))
         elif entry.state != "ready":
-            entry.state = "checking"
-            if self._reference(network):
-                self.commands.append(c.CheckGolden(device, generation, network))
+            entry.state, entry.asked = "checking", False
+        self._ask_golden()
         self._pump(now)
+
+    def _ask_golden(self) -> None:
+        """Have those compared that wait for it, where the CPU's answer is there or will not come."""
+        for d in self._ranked:
+            for network, entry in d.networks.items():
+                if entry.state == "checking" and not entry.asked and self._reference(network):
+                    entry.asked = True
+                    self.commands.append(c.CheckGolden(d.id, d.generation, network))
 
     def _reference(self, network: str) -> bool:
         """The CPU's golden answer is there to compare with, or will never be."""
-        cpus = [d for d in self.devices.values() if d.kind == "cpu" and d.state != "off"]
-        return not any(d.networks[network].state == "loading" if network in d.networks else d.state in ("starting", "lost") for d in cpus)
+        for d in self._ranked:
+            if d.kind == "cpu" and d.state not in ("off", "ejected"):
+                entry = d.networks.get(network)
+                if entry.state == "loading" if entry else not d.up and self._wants(d, self.networks[network]):
+                    return False
+        return True
 
     def load_failed(self, now: float, device: str, generation: int, network: str, why: str) -> None:
         d = self._current(now, device, generation)
@@ -721,10 +733,7 @@ class Engine:
         d.networks[network].state = "failed"
         self._placement_changed()
         d.networks[network].why = why
-        if d.kind == "cpu":
-            for other in self.devices.values():
-                if not other.parallel and network in other.networks and other.networks[network].state == "checking":
-                    self.commands.append(c.CheckGolden(other.id, other.generation, network))
+        self._ask_golden()
         for f in [f for f in self.frames.values() if f.network == network and not f.finished]:
             if not self._may_ever_run(network):
                 self._refuse(now, f, "model_not_ready", f"no device can run the model: {why}")
@@ -741,7 +750,8 @@ class Engine:
             return
         d.networks[network].state = "ready"
         self._placement_changed()
-        self._settle_standby()
+        self._settle_standby(now)
+        self._ask_golden()
         self._settle(now, d)
         self._pump(now)
 
@@ -809,7 +819,7 @@ class Engine:
             self._set_state(now, d, "off", why)
         else:
             self._away(now, d, why, quarantine)
-        self._settle_standby()
+        self._settle_standby(now)
         for cpu in self.devices.values():
             if cpu.kind == "cpu" and cpu is not d:
                 self._settle(now, cpu)
@@ -839,7 +849,8 @@ class Engine:
             for f, _ in b.rows:
                 if f.finished:
                     continue
-                f.deaths.append((d.id, now))
+                if (d.id, now) not in f.deaths:
+                    f.deaths.append((d.id, now))
                 f.suspect = True
                 for row in list(f.queued):
                     self._queue(f).withdraw(f, row)
@@ -920,7 +931,8 @@ class Engine:
         self._timers.cancel(("retry", device))
         d.until = None
         self._set_state(now, d, "ejected", "ejected by the operator")
-        self._settle_standby()
+        self._settle_standby(now)
+        self._ask_golden()
         for cpu in self.devices.values():
             if cpu.kind == "cpu":
                 self._settle(now, cpu)

@@ -70,6 +70,7 @@ class OnDevice:
     """A network on a device."""
 
     state: NetworkState = "loading"
+    asked: bool = False  #: its golden answer is being compared
     costs: Costs | None = None
     fixed_rows: int = 0
     cap: int = 0  #: learned from out of memory; 0: none
