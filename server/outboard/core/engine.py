@@ -123,9 +123,9 @@ class Engine:
     def retire_network(self, now: float, network: str) -> None:
         """Admit no more frames for it; unload it everywhere once its last frame is finished."""
         self.networks[network].current = False
-        self._drop_if_drained(network)
+        self._drop_if_drained(now, network)
 
-    def _drop_if_drained(self, network: str) -> None:
+    def _drop_if_drained(self, now: float, network: str) -> None:
         entry = self.networks.get(network)
         if entry is None or entry.current or entry.frames:
             return
@@ -137,6 +137,8 @@ class Engine:
         for device in self.devices.values():
             if device.networks.pop(network, None) and device.up:
                 self.commands.append(c.Unload(device.id, device.generation, network))
+                if device.state == "warming":  # perhaps for this network
+                    self._settle(now, device)
         self.commands.append(c.Retired(network))
 
     def _wants(self, device: Device, network: Network) -> bool:
@@ -246,7 +248,7 @@ class Engine:
         f.filling, f.filled, f.ready = False, True, now
         self._unfilled[f.network] -= f.rows
         if f.finished:
-            self._release(f)
+            self._release(now, f)
         else:
             for row in range(f.rows):
                 self._queue(f).push(f, row)
@@ -259,7 +261,7 @@ class Engine:
         f.filling = False
         self._unfilled[f.network] -= f.rows
         if f.finished:
-            self._release(f)
+            self._release(now, f)
         else:
             self._refuse(now, f, slug, detail)
         self._pump(now)
@@ -314,9 +316,9 @@ class Engine:
 
     def _refuse(self, now: float, f: Frame, slug: str, detail: str, retry_after: float | None = None) -> None:
         self.commands.append(c.Refuse(f.id, slug, detail, retry_after))
-        self._finish(f)
+        self._finish(now, f)
 
-    def _finish(self, f: Frame) -> None:
+    def _finish(self, now: float, f: Frame) -> None:
         assert not f.finished, f"frame {f.id} ended twice"
         f.finished = True
         self._timers.cancel(("deadline", f.id))
@@ -326,9 +328,9 @@ class Engine:
             self._unfilled[f.network] -= f.rows
             self._fill_backlog = max(0.0, self._fill_backlog - f.fill_cost)
         f.waiting.clear()
-        self._release(f)
+        self._release(now, f)
 
-    def _release(self, f: Frame) -> None:
+    def _release(self, now: float, f: Frame) -> None:
         """Give the frame's memory back once nobody can read or write it any more."""
         if not f.finished or f.filling or f.batches:
             return
@@ -338,7 +340,7 @@ class Engine:
         del self.frames[f.id]
         entry = self.networks[f.network]
         entry.frames -= 1
-        self._drop_if_drained(f.network)
+        self._drop_if_drained(now, f.network)
 
     def _queue(self, f: Frame) -> ReadyQueue:
         key = (f.network, f.shape)
@@ -536,8 +538,8 @@ class Engine:
                 last = not f.waiting
                 self.commands.append(c.RowDone(f.id, row, index, d.id, degraded, last))
                 if last:
-                    self._finish(f)
-        self._release_rows(b)
+                    self._finish(now, f)
+        self._release_rows(now, b)
         self._clear(now, d)
         if d.state == "standby" and not d.running:
             self._settle_standby(now)  # what it ran when the accelerator came back
@@ -557,7 +559,7 @@ class Engine:
         rows = [(f, row) for f, row in b.rows if not f.finished and row in f.waiting and not b.overdue]
         if kind == "sticky" and d.kind not in ("cpu", ISOLATION):
             self._requeue(rows)
-            self._release_rows(b)
+            self._release_rows(now, b)
             self.device_lost(now, device, generation, f"its context is lost: {message}", explained=True)
             return
         if kind == "oom" and len(b.rows) > 1:
@@ -573,7 +575,7 @@ class Engine:
             slug = {"input": "bad_input", "oom": "memory_full"}.get(kind, "inference_failed")
             for f, _ in rows:
                 self._refuse(now, f, slug, message, 1.0 if kind == "oom" else None)
-        self._release_rows(b)
+        self._release_rows(now, b)
         self._clear(now, d)
         self._pump(now)
 
@@ -595,11 +597,11 @@ class Engine:
         self._timers.cancel(("overdue", batch, device))
         return d, d.running.pop(batch)
 
-    def _release_rows(self, b: Batch) -> None:
+    def _release_rows(self, now: float, b: Batch) -> None:
         for f, _ in b.rows:
             f.batches -= 1
             if f.finished:
-                self._release(f)
+                self._release(now, f)
 
     def _take_back(self, b: Batch) -> None:
         """Queue the rows of a batch again that its worker still holds: once, as an overdue batch was already."""
@@ -880,7 +882,7 @@ class Engine:
         if d is None:
             return
         for b in d.zombies.pop(generation, ()):
-            self._release_rows(b)
+            self._release_rows(now, b)
         self._pump(now)
 
     def _on_retry(self, now: float, device: str) -> None:
