@@ -564,7 +564,7 @@ class Engine:
             return
         if kind == "oom" and len(b.rows) > 1:
             entry = d.networks[b.network]
-            entry.cap = max(1, len(b.rows) // 2)
+            entry.cap = max(1, min(len(b.rows) // 2, entry.cap or len(b.rows)))  # a larger batch that was on its way teaches nothing new
             self._requeue(rows)
         elif len(b.rows) > 1 and d.state in LIVE:
             # One bad row must not fail its neighbours: each runs alone, here, now.
