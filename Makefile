@@ -28,8 +28,8 @@ lint: venv ## ruff, and the import rules of the architecture
 check: lint ## lint and the unit tests: seconds
 	$(python) -m pytest tests/unit $(ARGS)
 
-simulate: venv ## the engine in virtual time, with seeds it has not seen before
-	$(python) -m pytest tests/simulation -m "long or not long" $(ARGS)
+simulate: venv ## the engine in virtual time, with SEEDS=2000 that it has not seen before, or one again: SEED=123
+	$(if $(SEED),SEED=$(SEED),SEEDS=$(or $(SEEDS),2000)) $(python) -m pytest tests/simulation -s -m "long or not long" -k "$(if $(SEED),this_seed,many_new_seeds)" $(ARGS)
 
 loadtest: models ## Locust against a server that runs (ARGS="--users 16 --run-time 30s --min-fps 20")
 	.venv/bin/locust -f loadtests/locustfile.py --headless --host $${OUTBOARD_URL:-http://127.0.0.1:8000} $(ARGS)

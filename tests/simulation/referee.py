@@ -96,7 +96,8 @@ class Referee:
         if rows == 1:
             self.memory_was_short = True
         else:
-            self.proofs[device, generation].caps[network] = rows // 2
+            caps = self.proofs[device, generation].caps
+            caps[network] = min(caps.get(network, rows), rows // 2)
 
     def _forget_if_done(self, f: FrameRecord) -> None:
         if f.end and not f.filling and not f.readers and f.stretch is not None:
@@ -121,7 +122,9 @@ class Referee:
             case c.Kill():
                 self.proofs[command.device, command.generation].ended = True
             case c.Unload():
-                self.proofs[command.device, command.generation].ready.discard(command.network)
+                proof = self.proofs[command.device, command.generation]
+                proof.ready.discard(command.network)
+                proof.caps.pop(command.network, None)
             case c.Retired():
                 left = [n for n, f in self.frames.items() if f.network == command.network and not f.end]
                 self._must(not left, f"network {command.network} is retired under frames {left}")

@@ -405,7 +405,7 @@ class World:
     def _check_golden(self, command: c.CheckGolden) -> None:
         network, model = command.network, self.referee.models[command.network]
         cpu = self.engine.devices["cpu"]
-        comes = model.standby != "none" and "cpu" not in model.fails_on and cpu.state != "ejected"
+        comes = model.standby == "hot" and "cpu" not in model.fails_on and cpu.state != "ejected"
         if network not in self.golden and comes:
             raise Violation(f"{command.device} is to be compared with the CPU's golden answer for {network} before there is one")
         p = self.processes[command.device, command.generation]
