@@ -12,7 +12,6 @@ from outboard.core.engine import ISOLATION, Engine
 from outboard.core.memory import PAGE
 from outboard.core.state import LIVE
 from outboard.problems import PROBLEMS
-
 from simulation.scenario import Arrival, ModelSpec, Scenario
 
 #: A frame with this much time must not be refused as `overloaded` by a server that has nothing else to do.
@@ -142,7 +141,9 @@ class Referee:
         self._must(not f.end and f.stretch is None, f"frame {command.frame} is filled after its end, or twice")
         self._must(0 <= start and stop <= self.engine.memory.size, f"frame {command.frame} lies outside of the slab: {start}..{stop}")
         for other, (offset, nbytes) in self.held.items():
-            self._must(stop <= offset or offset + nbytes <= start, f"frame {command.frame} is given bytes {start}..{stop} that frame {other} holds")
+            self._must(
+                stop <= offset or offset + nbytes <= start, f"frame {command.frame} is given bytes {start}..{stop} that frame {other} holds"
+            )
         f.filling, f.stretch = True, (start, length)
         self.held[command.frame] = f.stretch
         self.held_bytes += length
@@ -163,7 +164,9 @@ class Referee:
         for f, row in rows:
             frame = f.arrival.frame
             self._must(not f.end and f.filled, f"{name}: frame {frame} has ended or holds no pixels")
-            self._must(f.network == command.network and f.arrival.shape == command.shape, f"{name}: frame {frame} is of another network or shape")
+            self._must(
+                f.network == command.network and f.arrival.shape == command.shape, f"{name}: frame {frame} is of another network or shape"
+            )
             self._must(row not in f.answered, f"{name}: row {row} of frame {frame} is already answered")
             suspect = self.engine.frames[frame].suspect
             self._must(suspect == (command.device == ISOLATION), f"{name}: frame {frame} is {'a' if suspect else 'no'} suspect")
@@ -186,12 +189,17 @@ class Referee:
         self._must(self.ending is not None, f"{name} is answered though no worker that counts has answered")
         assert self.ending is not None
         batch = self.batches[self.ending]
-        self._must(batch.device == command.device, f"{name} is said to come from {command.device}, batch {self.ending} ran on {batch.device}")
+        self._must(
+            batch.device == command.device, f"{name} is said to come from {command.device}, batch {self.ending} ran on {batch.device}"
+        )
         self._must(batch.rows[command.index] == (f, command.row), f"{name} is given the answer of another row")
         self._must(not f.end, f"{name} is answered after the frame's end: {f.end}")
         self._must(command.row not in f.answered, f"{name} is answered twice")
         f.answered.add(command.row)
-        self._must(command.last == (len(f.answered) == f.arrival.rows), f"{name}: last={command.last} with {len(f.answered)} of {f.arrival.rows} rows")
+        self._must(
+            command.last == (len(f.answered) == f.arrival.rows),
+            f"{name}: last={command.last} with {len(f.answered)} of {f.arrival.rows} rows",
+        )
         if command.last:
             self._must(not f.arrival.flaw, f"frame {command.frame} is answered though it is {f.arrival.flaw}")
             self._end(now, f, "answered")
@@ -208,11 +216,14 @@ class Referee:
             "client_left": arrival.leaves is not None,
             "inference_failed": False,
             "shutting_down": False,
-            "memory_full": self.memory_was_short or arrival.rows * arrival.shape[0] * arrival.shape[1] * arrival.shape[2] > self.engine.memory.size,
+            "memory_full": self.memory_was_short
+            or arrival.rows * arrival.shape[0] * arrival.shape[1] * arrival.shape[2] > self.engine.memory.size,
             "overloaded": self.open > 1 or arrival.allowed < GENEROUS,
             "deadline_missed": now >= f.deadline,
         }
-        self._must(expected.get(slug, True), f"frame {frame} ({arrival.flaw or 'nothing wrong with it'}) is refused: {slug}: {command.detail}")
+        self._must(
+            expected.get(slug, True), f"frame {frame} ({arrival.flaw or 'nothing wrong with it'}) is refused: {slug}: {command.detail}"
+        )
         self._end(now, f, slug)
 
     def _end(self, now: float, f: FrameRecord, end: str) -> None:
@@ -263,7 +274,9 @@ class Referee:
         largest = max((length for _, length in engine.memory._free), default=0)
         fits = all(-(-f.rows * f.row_bytes // PAGE) * PAGE <= largest for f in undecoded)
         mine = [f.id for f in undecoded if f.network == network]
-        self._must(not (mine and fits), f"frames {mine} wait to be decoded while decode threads, memory and a device for {network} are free")
+        self._must(
+            not (mine and fits), f"frames {mine} wait to be decoded while decode threads, memory and a device for {network} are free"
+        )
 
     def _no_row_is_forgotten(self) -> None:
         engine = self.engine

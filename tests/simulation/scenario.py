@@ -92,7 +92,9 @@ class Scenario:
         return replace(
             self,
             devices=tuple(d for d in self.devices if d.id != device),
-            happenings=tuple(h for h in self.happenings if getattr(h.what, "device", "") != device and getattr(h.what, "target", "") != device),
+            happenings=tuple(
+                h for h in self.happenings if getattr(h.what, "device", "") != device and getattr(h.what, "target", "") != device
+            ),
         )
 
 
@@ -101,7 +103,9 @@ def generate(seed: int) -> Scenario:
     devices = [DeviceSpec("cpu", "cpu", rng.choice([1, 2, 4]), 100, 1.0)]
     for i in range(rng.choice([0, 1, 1, 1, 2, 3])):
         kind = rng.choice(["gpu", "sim"])
-        devices.append(DeviceSpec(f"{kind}:{i}", kind, rng.choice([1, 2, 3]), rng.choice([i, 0]), rng.choice([1.5, 5.0, 20.0]), rng.random() < 0.9))
+        devices.append(
+            DeviceSpec(f"{kind}:{i}", kind, rng.choice([1, 2, 3]), rng.choice([i, 0]), rng.choice([1.5, 5.0, 20.0]), rng.random() < 0.9)
+        )
     models = tuple(_model(rng, i, devices) for i in range(rng.choice([1, 1, 2, 3])))
     horizon = rng.choice([5.0, 15.0, 40.0])
     happenings = _arrivals(rng, models, horizon) + _faults(rng, devices, horizon) + _operators(rng, devices, models, horizon)
@@ -174,7 +178,9 @@ def _faults(rng: random.Random, devices: list[DeviceSpec], horizon: float) -> li
         if device.kind == "cpu":
             kinds = rng.choice([[], [], ["kill"], ["kill", "hang", "slow", "oom", "unkillable"]])
         else:
-            kinds = rng.choice([[], ["unplug", "kill"], ["unplug", "hang", "kill", "sticky", "oom", "slow", "wrong", "silent-start", "unkillable", "flap"]])
+            kinds = rng.choice(
+                [[], ["unplug", "kill"], ["unplug", "hang", "kill", "sticky", "oom", "slow", "wrong", "silent-start", "unkillable", "flap"]]
+            )
         for _ in range(rng.choice([1, 3, 8]) if kinds else 0):
             at, kind = rng.uniform(0, horizon), rng.choice(kinds)
             if kind == "flap":

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 from outboard.core.engine import Engine
-
 from simulation.scenario import Scenario
 from simulation.world import World
 

@@ -14,8 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
-from outboard.core.engine import Engine
 
+from outboard.core.engine import Engine
 from simulation.planted import PLANTED
 from simulation.scenario import generate
 from simulation.shrink import failure, report, shrink

@@ -18,7 +18,6 @@ from outboard.core import commands as c
 from outboard.core.engine import ISOLATION, Engine, EngineConfig
 from outboard.core.failback import FailbackPolicy
 from outboard.core.state import Network
-
 from simulation.referee import Referee, Violation
 from simulation.scenario import Arrival, DeviceSpec, Fault, ModelSpec, Operator, Scenario, describe
 
