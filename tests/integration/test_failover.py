@@ -163,7 +163,9 @@ def test_the_fourth_loss_in_ten_minutes_means_quarantine_until_an_operator_ends_
         assert device["state"] == "quarantined" and device["why"] == "lost 4 times in 10 minutes, last: unplugged (simulated)"
         left = (datetime.fromisoformat(device["until"]) - datetime.now(UTC)).total_seconds()
         assert 55 < left < 62, device["until"]
-        assert 'outboard_device_state{device="sim:0",state="quarantined"} 1.0' in server.client.get("/metrics").text
+        metrics = server.client.get("/metrics").text
+        assert 'outboard_device_state{device="sim:0",state="quarantined"} 1.0' in metrics
+        assert f'outboard_device_lost_total{{device="sim:0"}} {device["losses"]}.0' in metrics
         ready = server.client.get("/readyz").json()
         assert ready["degraded"] and "sim:0" in ready["why"]
         before = books.devices["sim:0"]

@@ -16,6 +16,7 @@ _batches = Histogram(
     "outboard_batch_size", "Rows of a batch", ["device", "model"], buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=REGISTRY
 )
 _state = Gauge("outboard_device_state", "1 for the state that the device is in", ["device", "state"], registry=REGISTRY)
+_counted_losses: dict[str, int] = {}
 _lost = Counter("outboard_device_lost", "Times that a device was lost", ["device"], registry=REGISTRY)
 _requests = Counter("outboard_http_requests", "HTTP requests", ["route", "status"], registry=REGISTRY)
 _seconds = Histogram(
@@ -46,11 +47,13 @@ def batch(device: str, model: str, rows: int) -> None:
     _batch_child(device, model).observe(rows)
 
 
-def device_state(device: str, state: str) -> None:
+def device_state(device: str, state: str, losses: int) -> None:
+    """A device has entered a state; it has been lost `losses` times since the start. (Not each "lost" is a loss: a look for a device that
+    is still away ends in that state again, and the loss that leads to a quarantine does not.)"""
     for name in STATES:
         _state.labels(device, name).set(name == state)
-    if state == "lost":
-        _lost.labels(device).inc()
+    _lost.labels(device).inc(losses - _counted_losses.get(device, 0))
+    _counted_losses[device] = losses
 
 
 def request(route: str, status: int, seconds: float) -> None:
