@@ -53,6 +53,7 @@ class EngineConfig:
     fill_slots: int = 2  #: decode threads
     overdue_factor: float = 3.0  #: a batch is overdue after `overdue_factor` x its expected time + `overdue_grace`
     overdue_grace: float = 0.2
+    failures: int = 3  #: an accelerator that fails so many rows in succession, each alone, is lost: it must not win traffic by failing fast
     silence: float = 3.0  #: a suspect device that stays silent this long is lost
     cpu_hang: float = 30.0  #: the CPU has nobody to hand over to: its worker is replaced after this much more patience
     start_limit: float = 60.0  #: from start to hello
@@ -524,7 +525,7 @@ class Engine:
         d, b = self._batch_ended(now, device, generation, batch)
         if b is None or d is None:
             return
-        finished, d.finished = d.finished, now
+        finished, d.finished, d.failures = d.finished, now, 0
         entry = d.networks.get(b.network)
         if entry is not None and entry.costs is not None:
             # The worker's time includes waiting for the batch before it in a pipeline.
@@ -571,17 +572,28 @@ class Engine:
             self._run_singly(now, d, b, rows)
         elif len(b.rows) > 1:
             self._requeue(rows)  # a suspect gets no more work
+        elif kind != "input" and not d.parallel:
+            # The device's fault or the row's? The isolation worker's CPU gives the second opinion, and perhaps the answer.
+            for f, row in rows:
+                self._suspect(f)
+                self._suspects.append((f, row))
+            d.failures += 1
         else:
             slug = {"input": "bad_input", "oom": "memory_full"}.get(kind, "inference_failed")
             for f, _ in rows:
                 self._refuse(now, f, slug, message, 1.0 if kind == "oom" else None)
         self._release_rows(now, b)
+        if d.failures >= self.config.failures:
+            self.device_lost(now, device, generation, f"it failed {d.failures} rows in succession, at last: {message}", explained=True)
+            return
         self._clear(now, d)
         self._pump(now)
 
     def _run_singly(self, now: float, d: Device, b: Batch, rows: list[tuple[Frame, int]]) -> None:
+        self._requeue([(f, row) for f, row in rows if f.suspect])  # another worker has died of its other rows
         for f, row in rows:
-            self._dispatch_over(now, d, b.network, f, row)
+            if not f.suspect:
+                self._dispatch_over(now, d, b.network, f, row)
 
     def _dispatch_over(self, now: float, d: Device, network: str, f: Frame, row: int) -> None:
         """Dispatch one row beyond the device's slots: the worker queues it; it replaces a slot that its batch had."""
@@ -655,6 +667,7 @@ class Engine:
     def _start(self, now: float, d: Device) -> None:
         d.generation += 1
         d.up = False
+        d.failures = 0
         d.networks = {}
         assert not d.running, d.running
         self._set_state(now, d, "starting", "")
@@ -853,12 +866,16 @@ class Engine:
                     continue
                 if (d.id, now) not in f.deaths:
                     f.deaths.append((d.id, now))
-                f.suspect = True
-                for row in list(f.queued):
-                    self._queue(f).withdraw(f, row)
-                    self._suspects.append((f, row))
+                self._suspect(f)
                 if alone:
                     self._condemn(now, f)
+
+    def _suspect(self, f: Frame) -> None:
+        """Its rows run alone from now on."""
+        f.suspect = True
+        for row in list(f.queued):
+            self._queue(f).withdraw(f, row)
+            self._suspects.append((f, row))
 
     def _condemn(self, now: float, f: Frame) -> None:
         """It killed its worker when it was alone with it. The deaths before that were not the devices' fault either."""

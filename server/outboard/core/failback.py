@@ -27,7 +27,8 @@ class LossHistory:
     def __init__(self, policy: FailbackPolicy, rng: random.Random):
         self._policy = policy
         self._rng = rng
-        self._recent: deque[float] = deque()
+        self._recent: deque[tuple[float, float]] = deque()  # when lost, and the same on a clock that stands still in quarantine
+        self._quarantined = 0.0
         self._quarantines = 0
         self._attempts = 0
         self.total = 0
@@ -36,18 +37,21 @@ class LossHistory:
     def lost(self, now: float, why: str) -> None:
         self.total += 1
         self.last = (now, why)
-        self._recent.append(now)
+        at = now - self._quarantined
+        self._recent.append((now, at))
         self._attempts = 0
-        while self._recent and self._recent[0] <= now - self._policy.window:
+        while self._recent[0][1] <= at - self._policy.window:
             self._recent.popleft()
         if len(self._recent) == 1:
             self._quarantines = 0
 
     def forgive(self, at: float, quarantined: bool) -> None:
         """The loss at `at` was a frame's fault, not the device's: it does not count, nor does the quarantine that it led to."""
-        if at in self._recent:
-            self._recent.remove(at)
-            self._quarantines -= quarantined
+        for entry in self._recent:
+            if entry[0] == at:
+                self._recent.remove(entry)
+                self._quarantines -= quarantined
+                return
 
     def quarantine_due(self) -> bool:
         return len(self._recent) > self._policy.max_losses
@@ -56,6 +60,7 @@ class LossHistory:
         """Seconds to keep the device away, from now."""
         seconds = min(self._policy.quarantine * 2**self._quarantines, self._policy.quarantine_max)
         self._quarantines += 1
+        self._quarantined += seconds
         return seconds
 
     def retry(self) -> float:

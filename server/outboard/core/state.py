@@ -48,7 +48,7 @@ class Frame:
     waiting: set[int] = field(default_factory=set)  #: rows without an answer yet
     queued: set[int] = field(default_factory=set)  #: rows in a ready queue
     batches: int = 0  #: batches that hold its rows, those of lost but living workers included
-    suspect: bool = False  #: was in a batch whose worker died unexplained: its rows run alone, in the isolation worker
+    suspect: bool = False  #: its worker died unexplained, or could not run it alone: its rows run alone, in the isolation worker
     deaths: list[tuple[str, float]] = field(default_factory=list)  #: (device, when): unexplained deaths of workers that held it
 
 
@@ -97,6 +97,7 @@ class Device:
     since: float = 0.0  #: when it entered its state
     heard: float = 0.0  #: when its worker was last heard
     finished: float = 0.0  #: when its last batch ended
+    failures: int = 0  #: rows in succession that it could not run
     zombies: dict[int, list[Batch]] = field(default_factory=dict)  #: batches of lost generations whose process still lives
 
     @property
