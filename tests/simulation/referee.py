@@ -64,7 +64,7 @@ class Referee:
         self.held: dict[int, tuple[int, int]] = {}  #: frame -> stretch
         self.held_bytes = 0
         self.ending: int | None = None  #: the batch whose answers are being delivered
-        self.memory_was_short = False  #: some device was out of memory for a single row
+        self.memory_was_short = False  #: the CPU was out of memory for a single row
         self._steps = 0
 
     # ---------------------------------------------------------------- events
@@ -93,7 +93,7 @@ class Referee:
 
     def out_of_memory(self, device: str, generation: int, network: str, rows: int) -> None:
         if rows == 1:
-            self.memory_was_short = True
+            self.memory_was_short |= device == "cpu"
         else:
             caps = self.proofs[device, generation].caps
             caps[network] = min(caps.get(network, rows), rows // 2)

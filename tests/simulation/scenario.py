@@ -55,7 +55,7 @@ class Arrival:
 class Fault:
     """What the world does to a device, for `seconds`. `argument`: rows for oom."""
 
-    kind: str  #: unplug | hang | kill | sticky | oom | slow | wrong | silent-start | unkillable
+    kind: str  #: unplug | hang | kill | sticky | broken | oom | slow | wrong | silent-start | unkillable
     device: str
     seconds: float
     argument: int = 0
@@ -179,7 +179,11 @@ def _faults(rng: random.Random, devices: list[DeviceSpec], horizon: float) -> li
             kinds = rng.choice([[], [], ["kill"], ["kill", "hang", "slow", "oom", "unkillable"]])
         else:
             kinds = rng.choice(
-                [[], ["unplug", "kill"], ["unplug", "hang", "kill", "sticky", "oom", "slow", "wrong", "silent-start", "unkillable", "flap"]]
+                [
+                    [],
+                    ["unplug", "kill"],
+                    ["unplug", "hang", "kill", "sticky", "broken", "oom", "slow", "wrong", "silent-start", "unkillable", "flap"],
+                ]
             )
         for _ in range(rng.choice([1, 3, 8]) if kinds else 0):
             at, kind = rng.uniform(0, horizon), rng.choice(kinds)

@@ -38,6 +38,7 @@ class Process:
     exists: bool = True
     hung: bool = False
     sticky: bool = False
+    broken: bool = False
     unkillable: bool = False
     busy: list[float] = field(default_factory=list)  #: when each of its slots is free
     loading_until: float = 0.0
@@ -180,6 +181,8 @@ class World:
                 self.after(0.0, self._exits, newest, False)
             case "sticky" if newest is not None:
                 newest.sticky = True
+            case "broken" if newest is not None:
+                newest.broken = True
             case "hang" | "unkillable" if newest is not None:
                 newest.hung = True
                 newest.unkillable = fault.kind == "unkillable"
@@ -275,6 +278,8 @@ class World:
         seconds = self._seconds(p.device, self.referee.models[command.network], len(rows)) * self.rng.uniform(0.7, 1.4)
         if self._is("slow", p.device.id):
             seconds *= 20
+        if p.broken:
+            seconds = 0.0005
         slot = min(range(len(p.busy)), key=p.busy.__getitem__)
         p.busy[slot] = max(self.now, p.busy[slot]) + seconds
         poison = [f for f, _ in rows if f.arrival.flaw == "poison"]
@@ -297,6 +302,8 @@ class World:
         kind = ""
         if p.sticky:
             kind = "sticky"
+        elif p.broken:
+            kind = "unknown"
         elif self._is("oom", device) and len(rows) > self.oom_above[device]:
             kind = "oom"
         elif any(f.arrival.flaw == "bad_input" for f, _ in rows):
