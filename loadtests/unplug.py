@@ -323,8 +323,8 @@ def plot(file: Path, books: Books, cycle: Cycle) -> None:
         if at:
             axes.axvline(at - cycle.lost, color="black", linewidth=1)
             axes.annotate(text, (at - cycle.lost, 1), (3, -2), xycoords=("data", "axes fraction"), textcoords="offset points", va="top")
-    axes.set(xlabel="seconds", ylabel="answers a second", xlim=(start - cycle.lost, edges[-1] - cycle.lost), ylim=(0, 1.3 * bottom.max()))
-    axes.legend(loc="upper right", frameon=False)
+    axes.set(xlabel="seconds", ylabel="answers a second", xlim=(start - cycle.lost, edges[-1] - cycle.lost), ylim=(0, 1.2 * bottom.max()))
+    figure.legend(loc="outside upper right", ncols=3, frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     file.parent.mkdir(parents=True, exist_ok=True)
