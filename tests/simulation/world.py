@@ -425,13 +425,17 @@ class World:
     # ---------------------------------------------------------------- for people
 
     def story(self, last: int = 120) -> str:
-        """The last happenings, events and commands, one a line."""
+        """The last happenings, events and commands, one a line; without pings and what is heard of them."""
         lines = []
-        for at, what, args in self.trace[-last:]:
+        for at, what, args in self.trace:
             if what == "happens":
                 lines.append(f"{at:10.4f} * {describe(args[0])}")
-            elif what == "->":
+            elif what == "->" and not isinstance(args[0], c.Ping):
                 lines.append(f"{'':10}     -> {args[0]}")
-            else:
+            elif what not in ("->", "heard", "tick"):
                 lines.append(f"{at:10.4f}   {what} {' '.join(str(a) for a in args)}")
-        return "\n".join(lines)
+            elif what == "tick":
+                lines.append(f"{at:10.4f}   tick")
+        # A tick that only pinged is no news.
+        told = [line for line, after in zip(lines, [*lines[1:], ""], strict=True) if not line.endswith("tick") or "->" in after]
+        return "\n".join(told[-last:])
