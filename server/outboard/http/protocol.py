@@ -1,8 +1,8 @@
 """uvicorn's HTTP protocol with bodies handed over in large pieces.
 
-uvicorn wakes the application for every 64 KiB that arrives and hands it a copy of them, so a 4K JPEG of 1.55 MB costs 24 turns of the
-event loop and one more copy to join the pieces. Here a body is handed over when it is complete, or in pieces of `PIECE`, so that
-what is too large is still refused while it comes.
+uvicorn appends every 64 KiB that arrive to a growing bytearray, wakes the application for them and hands it a copy, so a 4K JPEG of
+1.55 MB costs 24 turns of the event loop and three copies. Here the pieces are kept as they came and joined once, when the body is
+complete or `PIECE` bytes of it are there, so that what is too large is still refused while it comes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,32 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 PIECE = 4 << 20
 
 
+class Pieces:
+    """What uvicorn needs of a request's body: `+=`, `len`, `bytes`."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._length = 0
+
+    def __iadd__(self, piece: bytes) -> Pieces:
+        self._pieces.append(piece)
+        self._length += len(piece)
+        return self
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bytes__(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+
 class Protocol(HttpToolsProtocol):
     """For `uvicorn.Config(http=…)`."""
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.cycle is not None and not self.cycle.body:
+            self.cycle.body = Pieces()  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         cycle = self.cycle
