@@ -35,6 +35,7 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
         try:
             yield
         finally:
+            log.info("stopping")
             for task in background:
                 task.cancel()
             await runtime.close()
