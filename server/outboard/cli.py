@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from outboard.settings import Settings, SettingsError
@@ -71,7 +72,7 @@ def serve(
     except SettingsError as e:
         raise _refuse(str(e)) from e
     if not settings.models.is_dir():
-        raise _refuse(f"--models {settings.models}: no such folder; expected a folder of models (see docs/models.md)")
+        raise _refuse(f"--models {settings.models}: no such folder; expected a folder of models (see docs/my-own-model.md)")
     level = settings.log_level.upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise _refuse(f"log_level is {settings.log_level!r}, expected debug, info, warning or error")
@@ -101,6 +102,7 @@ def serve(
             access_log=False,
             lifespan="on",
             timeout_keep_alive=75,
+            timeout_graceful_shutdown=8,  # a client that never sends the rest of its body must not hold up the end
             server_header=False,
         )
     )
@@ -143,7 +145,7 @@ def _device_table(devices: list[dict[str, Any]]) -> Table:
         name = (d["name"] or "") + (" (simulated)" if d["simulated"] else "")
         last = d["last_loss"]
         why = d["why"] or (f"last lost {last['at']}: {last['why']}" if last else "")
-        table.add_row(d["id"], name, d["state"], str(d["concurrency"]), str(d["losses"]), why)
+        table.add_row(d["id"], name, d["state"], str(d["concurrency"]), str(d["losses"]), escape(why))
     return table
 
 
@@ -158,8 +160,8 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
             m["state"],
             ", ".join(m["devices"]),
             f"{given['width']}x{given['height']}" if given else "",
-            m["license"] or "",
-            m["source"] or "",
+            escape(m["license"] or ""),
+            escape(m["source"] or ""),
             style="red" if m["state"] == "failed" else None,
         )
     for m in models:
@@ -168,6 +170,7 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
             table.caption_justify = "left"
             message = f"{error['message']}; " if error["message"] else ""
             line = f"{m['name']}: {error['file']}: {error['key']}: {message}expected {error['expected']}{kept}"
+            line = escape(line)
             table.caption = f"{table.caption}\n{line}" if table.caption else line
     return table
 

@@ -45,6 +45,7 @@ class Model:
     loading: Version | None = None
     error: dict[str, str] | None = None
     unloaded: bool = False
+    refused: str = ""  #: the version that could not be loaded: not tried again until its files change, or somebody asks
     waiting: list[asyncio.Future[None]] = field(default_factory=list)  #: resolved when `loading` has ended, well or badly
 
     @property
@@ -101,9 +102,11 @@ class Registry:
                         model.loading = None
                     model.error = None
                 return
+        if spec.version == model.refused:
+            return
         if model.loading is not None:
             self._retire(model.loading)
-        model.error = None
+        model.error, model.refused = None, ""
         version = model.loading = Version(spec, {})
         ids = self.runtime.add_model(spec)
         version.ids = dict(zip(spec.networks, ids, strict=True))
@@ -130,6 +133,7 @@ class Registry:
                     failure = member.failure
                     self._retire(version)
                     model.loading = None
+                    model.refused = version.spec.version
                     self._failed(
                         model, {"file": failure.file, "key": failure.key, "expected": failure.expected, "message": failure.message}
                     )
@@ -222,7 +226,7 @@ class Registry:
     async def load(self, name: str) -> Model:
         """Read it again and wait until it serves or has failed. Raises Problem model_invalid."""
         model = self.get(name)
-        model.unloaded = False
+        model.unloaded, model.refused = False, ""
         await self._read(name)
         if model.loading is not None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -7,6 +7,7 @@ the runtime can tell (shapes, providers, golden answers) is refused by the worke
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -157,6 +158,13 @@ def names(root: Path) -> list[str]:
 
 def read(directory: Path) -> ModelSpec:
     """Read and check `directory`/model.toml and the files that it names. Raises ModelProblem."""
+    try:
+        return _read(directory)
+    except (OSError, RuntimeError, ValueError) as e:  # a link to itself, a name too long or with a NUL, a file that has just vanished
+        raise ModelProblem(str(directory / "model.toml"), "files", "files that can be read", str(e)) from e
+
+
+def _read(directory: Path) -> ModelSpec:
     path = directory / "model.toml"
     name = directory.name
     if not _NAME.match(name):
@@ -181,6 +189,7 @@ def read(directory: Path) -> ModelSpec:
         )
     if (toml.output.decoder == "yolov2") != bool(toml.output.anchors):
         raise ModelProblem(where, "output.anchors", "anchors [[width, height], …] in cells for decoder yolov2, and for no other")
+    _check_output(where, toml.output)
     networks = _networks(where, directory, name, toml)
     labels = _labels(directory, where, toml)
     digest = hashlib.sha256(raw)
@@ -205,7 +214,7 @@ def _parse(path: Path, raw: bytes) -> ModelFile:
     except msgspec.ValidationError as e:
         match = _AT.match(str(e))
         what, at = (match["what"], match["path"] or "") if match else (str(e), "")
-        for pattern, expected in ((_UNKNOWN, "no such key (see docs/models.md for the keys)"), (_MISSING, "this key")):
+        for pattern, expected in ((_UNKNOWN, "no such key (docs/model-toml.md lists the keys)"), (_MISSING, "this key")):
             if found := pattern.search(what):
                 key = ".".join(x for x in (at, found[1]) if x)
                 raise ModelProblem(str(path), key, expected, "unknown key" if pattern is _UNKNOWN else "missing") from e
@@ -238,6 +247,8 @@ def _networks(where: str, directory: Path, name: str, toml: ModelFile) -> dict[s
         if part.input is None:
             raise ModelProblem(where, f"{prefix}input", "a table [input] with size = [width, height]", "missing")
         _check_input(where, prefix, part.input)
+        if not 0 <= part.batching.max_delay_ms <= 10_000:
+            raise ModelProblem(where, f"{prefix}batching.max_delay_ms", "0 to 10000", str(part.batching.max_delay_ms))
         if not 1 <= part.batching.max <= 1024:
             raise ModelProblem(where, f"{prefix}batching.max", "1 to 1024", str(part.batching.max))
         path = _inside(directory, where, f"{prefix}file", part.file, f"a {kinds}")
@@ -255,12 +266,22 @@ def _networks(where: str, directory: Path, name: str, toml: ModelFile) -> dict[s
 def _check_input(where: str, prefix: str, value: Input) -> None:
     if not all(1 <= n <= 8192 for n in value.size):
         raise ModelProblem(where, f"{prefix}input.size", "[width, height], each 1 to 8192", str(list(value.size)))
-    if any(s == 0 for s in value.std):
-        raise ModelProblem(where, f"{prefix}input.std", "three numbers that are not 0", str(list(value.std)))
+    if not all(math.isfinite(m) for m in value.mean):
+        raise ModelProblem(where, f"{prefix}input.mean", "three finite numbers", str(list(value.mean)))
+    if any(s == 0 or not math.isfinite(s) for s in value.std):
+        raise ModelProblem(where, f"{prefix}input.std", "three finite numbers that are not 0", str(list(value.std)))
     if not all(0 <= c <= 255 for c in value.background):
         raise ModelProblem(where, f"{prefix}input.background", "[red, green, blue], each 0 to 255", str(list(value.background)))
     if not 0.1 <= value.crop <= 1.0:
         raise ModelProblem(where, f"{prefix}input.crop", "a share from 0.1 to 1.0", str(value.crop))
+
+
+def _check_output(where: str, value: Output) -> None:
+    for key, number in (("min_score", value.min_score), ("iou", value.iou)):
+        if not 0 <= number <= 1:
+            raise ModelProblem(where, f"output.{key}", "a number from 0 to 1", str(number))
+    if not 1 <= value.top_k <= 10_000:
+        raise ModelProblem(where, "output.top_k", "1 to 10000", str(value.top_k))
 
 
 def _labels(directory: Path, where: str, toml: ModelFile) -> tuple[str, ...]:

@@ -255,3 +255,10 @@ def test_a_deadline_that_cannot_be_met_is_refused_or_missed_but_never_ignored(se
     assert response.status_code in (503, 504), response.text
     if response.status_code == 503:
         assert int(response.headers["retry-after"]) >= 1
+
+
+def test_uploads_of_very_many_parts_are_refused_while_they_are_read(server: Server) -> None:
+    body, kind = multipart(*[b""] * 50_000)
+    problem(server.predict(FINDER, body, kind), "too_many_images", 413)
+    body, _ = multipart(encoded(scene(64, 64, 8, 8, 30)))
+    problem(server.predict(FINDER, body, "multipart/form-data; boundary=" + "B" * 300), "bad_multipart", 400)

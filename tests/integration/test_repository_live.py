@@ -165,3 +165,20 @@ def test_side_files_are_named_when_missing_and_never_read_from_outside(tmp_path:
         assert "weights.bin" in str(server.model("missing")["error"])
         assert "hostname" in str(server.model("outside")["error"])
         assert server.model("whole")["state"] == "ready", server.model("whole")
+
+
+def test_files_that_cannot_even_be_named_are_refused_once_and_the_watch_goes_on(live: tuple[Server, Path]) -> None:
+    server, folder = live
+    loop = graphs.write_model(folder, "loop", graphs.channel_means(), MEANS)
+    (loop / "model.onnx").unlink()
+    (loop / "model.onnx").symlink_to("model.onnx")
+    graphs.write_model(folder, "long", graphs.channel_means(), MEANS.replace("model.onnx", "x" * 400 + ".onnx"))
+    graphs.write_model(folder, "truncated", graphs.channel_means()[:-40], MEANS)
+    graphs.write_model(folder, "fine", doubled(), MEANS)
+    server.until(lambda: server.predict("fine", WHITE).status_code == 200)
+    for name in ("loop", "long", "truncated"):
+        server.until(lambda n=name: server.model(n)["state"] == "failed" and server.model(n)["error"], what=name)
+    refusals = server.log.count("model truncated: ")
+    graphs.write_model(folder, "later", doubled(), MEANS)
+    server.until(lambda: server.predict("later", WHITE).status_code == 200)
+    assert server.log.count("model truncated: ") == refusals, "a version that was refused is not tried again and again"

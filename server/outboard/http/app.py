@@ -70,6 +70,7 @@ async def _serve(runtime: Runtime, registry: Registry, on_ready: Callable[[Runti
         await watching
     finally:
         watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 async def _lag(every: float = 0.5) -> None:

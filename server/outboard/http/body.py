@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import Receive
@@ -16,6 +16,8 @@ from outboard.problems import Problem
 from outboard.runtime import Runtime
 from outboard.telemetry import metrics
 
+#: Form fields of a multipart upload, beside its images.
+MAX_FIELDS = 32
 ACCEPTED = "image/jpeg, image/png, image/webp (the raw body), application/octet-stream, or multipart/form-data with fields named `image`"
 
 
@@ -103,7 +105,8 @@ def submission(content_type: str | None, body: bytes, path: str, max_images: int
 class _Parts:
     """Collects the parts that the parser announces by its callbacks."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_images: int) -> None:
+        self._left = max_images + MAX_FIELDS
         self.done: list[tuple[dict[bytes, bytes], bytes]] = []
         self.ended = False
         self._headers: dict[bytes, bytes] = {}
@@ -122,6 +125,9 @@ class _Parts:
         }
 
     def _begin(self) -> None:
+        self._left -= 1
+        if self._left < 0:  # told while parsing: a million empty parts would hold the event loop for seconds
+            raise Problem("too_many_images", f"the upload has too many parts; at most the images allowed and {MAX_FIELDS} fields are read")
         self._headers, self._data, self._name, self._value = {}, [], b"", b""
 
     def _header_field(self, data: bytes, a: int, b: int) -> None:
@@ -139,11 +145,11 @@ class _Parts:
 
 
 def _multipart(body: bytes, boundary: bytes, max_images: int) -> Submission:
-    parts = _Parts()
+    parts = _Parts(max_images)
     try:
         parser = MultipartParser(boundary, parts.callbacks())  # type: ignore[arg-type]
         parser.write(body)
-    except MultipartParseError as e:
+    except FormParserError as e:
         raise Problem("bad_multipart", f"{str(e)[:120]}; expected parts separated by the boundary of the content type") from e
     if not parts.ended:
         raise Problem("multipart_truncated", "the closing boundary is missing: the upload was cut short; send it again")
