@@ -140,6 +140,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...]
     networks: dict[str, Network]  #: "" -> the model, or part name -> network
 
+    @property
+    def rtol(self) -> float:
+        """How far an output may be from the expected one, relative to its largest magnitude (design.md, model repository)."""
+        return self.toml.golden.rtol or (1e-3 if self.toml.run.precision == "fp32" else 2e-2)
+
     def label(self, class_id: int) -> str:
         i = class_id - self.toml.output.first_class
         return self.labels[i] if 0 <= i < len(self.labels) else str(class_id)

@@ -81,7 +81,6 @@ class Member:
 
     spec: ModelSpec
     part: str
-    info: protocol.Loaded | None = None
     providers: dict[str, str] = field(default_factory=dict)  #: device -> what really runs it
     failure: protocol.LoadFailed | None = None
     golden: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  #: device -> outputs for the golden input
@@ -379,7 +378,6 @@ class Runtime:
         network = f"{message.model}@{message.version}"
         member = self.networks.get(network)
         if member is not None:
-            member.info = message
             member.providers[worker.device] = message.provider
             member.golden[worker.device] = worker.read(message.golden)
             worker.freed.append(message.golden_batch)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from outboard import repository
+from outboard.core.memory import Allocator
 from outboard.devices import protocol
 from outboard.devices.protocol import Done, Failed, Hello, Load, Loaded, LoadFailed, Run, Start, Stop
-from outboard.devices.slab import Allocator, Slab, view
+from outboard.devices.slab import Slab, view
 
 MIB = 1024 * 1024
 

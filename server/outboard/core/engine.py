@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -1005,7 +1005,7 @@ class Engine:
 
     # ---------------------------------------------------------------- the end
 
-    def drain(self, now: float, why: Callable[[Frame], str] | None = None) -> None:
+    def drain(self, now: float) -> None:
         """The server stops: refuse whatever has no answer."""
         for f in list(self.frames.values()):
             if not f.finished:

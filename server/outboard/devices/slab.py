@@ -11,10 +11,6 @@ import os
 
 import numpy as np
 
-from outboard.core.memory import Allocator, OutOfSlab
-
-__all__ = ["Allocator", "OutOfSlab", "Slab", "attach", "view"]
-
 
 class Slab:
     """A memfd of `size` bytes, mapped writable by its owner. Hand `readonly_fd()` to the other side."""

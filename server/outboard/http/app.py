@@ -45,7 +45,7 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     )
     problems.install(app)
     predicting = predict.PredictRoute(runtime, registry)
-    app.include_router(predict.router(predicting))
+    app.include_router(predict.router())
     app.include_router(listings.router(runtime, registry))
     app.include_router(health.router(runtime, registry))
 

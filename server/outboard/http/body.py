@@ -27,7 +27,6 @@ class Submission:
 
     images: list[bytes]
     fields: dict[str, str] = field(default_factory=dict)
-    multipart: bool = False
 
 
 @contextmanager
@@ -153,7 +152,7 @@ def _multipart(body: bytes, boundary: bytes, max_images: int) -> Submission:
         raise Problem("bad_multipart", f"{str(e)[:120]}; expected parts separated by the boundary of the content type") from e
     if not parts.ended:
         raise Problem("multipart_truncated", "the closing boundary is missing: the upload was cut short; send it again")
-    found = Submission([], multipart=True)
+    found = Submission([])
     for headers, data in parts.done:
         _, options = parse_options_header(headers.get(b"content-disposition", b""))
         name = options.get(b"name", b"").decode("utf-8", "replace")

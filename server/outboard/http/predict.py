@@ -116,7 +116,7 @@ def model_of(path: str) -> str:
     return name if path.startswith(_BEFORE) and path.endswith(_AFTER) and "/" not in name else ""
 
 
-def router(route: PredictRoute) -> APIRouter:
+def router() -> APIRouter:
     """ROUTE for the OpenAPI document."""
     routes = APIRouter()
 

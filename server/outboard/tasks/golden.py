@@ -7,9 +7,6 @@ import numpy as np
 from outboard import tasks
 from outboard.repository import DECODERS, ModelSpec
 
-#: Relative tolerance by precision (design.md, model repository).
-RTOL = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 2e-2}
-
 
 def agree(reference: dict[str, np.ndarray], got: dict[str, np.ndarray], spec: ModelSpec) -> str:
     """Compare outputs (batch of 1) with the CPU's. Returns "" or a sentence that says what differs.
@@ -17,7 +14,7 @@ def agree(reference: dict[str, np.ndarray], got: dict[str, np.ndarray], spec: Mo
     Values: largest difference at most `rtol` x the reference's largest magnitude. Detectors: the same boxes by class, at
     IoU and score tolerances of `[golden]`; only where their raw outputs differ by more than `rtol` are they decoded.
     """
-    rtol = spec.toml.golden.rtol or RTOL[spec.toml.run.precision]
+    rtol = spec.rtol
     why = ""
     for name, want in reference.items():
         have = got.get(name)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from outboard.core.memory import Allocator, OutOfSlab
 from outboard.devices import slab
 from outboard.devices.protocol import Tensor
 
@@ -22,7 +23,7 @@ class Answers:
 
     def __init__(self, memory: np.ndarray):
         self._memory = memory
-        self._allocator = slab.Allocator(memory.nbytes, ALIGN)
+        self._allocator = Allocator(memory.nbytes, ALIGN)
         self._blocks: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -40,7 +41,7 @@ class Answers:
             assert batch not in self._blocks, f"batch {batch} already has answers"
             try:
                 block = self._allocator.alloc(max(total, 1))
-            except slab.OutOfSlab as e:
+            except OutOfSlab as e:
                 raise RegionFull(f"the answer region is full: {e}, in {len(self._blocks)} batches that the front has not freed") from None
             self._blocks[batch] = block
         tensors = []

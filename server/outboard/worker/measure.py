@@ -21,7 +21,6 @@ LONG_BATCH_S = 0.4  #: above this no larger batch is tried
 SLOW_S = 0.2  #: above this a batch is run as rarely as a judgement allows: the server is waiting to be ready
 
 Costs = list[tuple[int, float]]
-_TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 2e-2}
 
 
 def seeded_image(width: int, height: int) -> np.ndarray:
@@ -30,12 +29,6 @@ def seeded_image(width: int, height: int) -> np.ndarray:
     soft = np.stack([np.broadcast_to(x, (height, width)), np.broadcast_to(y, (height, width)), (x + y) / 2], axis=-1)
     noise = np.random.default_rng(0).integers(0, 64, (height, width, 3))
     return (soft * 191 + noise).astype(np.uint8)
-
-
-def tolerance(network: LoadedNetwork) -> float:
-    """How far an output may be from the expected one, relative to its largest magnitude."""
-    toml = network.spec.toml
-    return toml.golden.rtol or _TOLERANCE[toml.run.precision]
 
 
 def golden(network: LoadedNetwork) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -60,7 +53,7 @@ def golden(network: LoadedNetwork) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         if name not in answers:
             raise ModelProblem(str(path), "golden", f"outputs named {sorted(answers)}", f"it has {name!r}")
         if difference := disagreement(
-            answers[name], want.reshape(answers[name].shape) if want.size == answers[name].size else want, tolerance(network)
+            answers[name], want.reshape(answers[name].shape) if want.size == answers[name].size else want, network.spec.rtol
         ):
             raise ModelProblem(str(path), "golden", f"output {name!r} as stored", difference)
     return image, answers
@@ -71,7 +64,7 @@ def difference(network: LoadedNetwork, other: LoadedNetwork) -> str:
     image, answers = golden(network)
     _, expected = golden(other)
     for name, want in expected.items():
-        if why := disagreement(answers[name], want, tolerance(network)):
+        if why := disagreement(answers[name], want, network.spec.rtol):
             return f"output {name!r}: {why}"
     return ""
 
@@ -114,7 +107,7 @@ def check_rows_independent(network: LoadedNetwork, image: np.ndarray) -> None:
                 why = why or f"output {name!r} of {rows} rows has shape {list(array.shape)}"
                 continue
             for i, single in enumerate(alone):
-                difference = disagreement(array[i : i + 1], single[name], tolerance(network))
+                difference = disagreement(array[i : i + 1], single[name], network.spec.rtol)
                 why = why or (difference and f"row {i} of output {name!r} depends on its neighbours: {difference}")
     if why:
         log.warning("%s: rows run singly: %s", network.network.key, why)
