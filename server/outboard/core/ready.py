@@ -1,20 +1,18 @@
-"""Rows that are decoded and wait for a device: one queue for each network and shape, earliest deadline first."""
+"""Rows that are decoded and wait for a device: a queue for each network and shape. Stations take turns; each one's rows leave by due time."""
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-
-from outboard.core.state import Frame
+from outboard.core.fair import FairQueue
+from outboard.core.state import Frame, Shape
 
 
 class ReadyQueue:
-    """Rows of equal shape for one network. An entry counts while its row is in `frame.queued`; others are dropped when they
-    come to the head, not searched for."""
+    """Rows of equal shape for one network. An entry counts while its row is in `frame.queued`."""
 
-    def __init__(self, network: str, shape: tuple[int, int, int]):
+    def __init__(self, network: str, shape: Shape):
         self.network = network
         self.shape = shape
-        self._heap: list[tuple[float, int, int, Frame]] = []  # (deadline, seq, row, frame)
+        self._rows: FairQueue[Frame] = FairQueue(lambda frame, row: row in frame.queued)
         self._live = 0
 
     def __len__(self) -> int:
@@ -23,7 +21,7 @@ class ReadyQueue:
     def push(self, frame: Frame, row: int) -> None:
         if row not in frame.queued:
             frame.queued.add(row)
-            heappush(self._heap, (frame.deadline, frame.seq, row, frame))
+            self._rows.push(frame.sender.station, frame.due, frame.seq, frame, sub=row)
             self._live += 1
 
     def withdraw(self, frame: Frame, row: int) -> None:
@@ -32,19 +30,14 @@ class ReadyQueue:
         self._live -= 1
 
     def head(self) -> Frame | None:
-        """The frame of the earliest deadline."""
-        while self._heap:
-            _, _, row, frame = self._heap[0]
-            if row in frame.queued:
-                return frame
-            heappop(self._heap)
-        return None
+        """The frame that is due first."""
+        return self._rows.urgent()
 
     def take(self, most: int) -> list[tuple[Frame, int]]:
-        """Up to `most` rows, earliest deadline first."""
+        """Up to `most` rows, in turns."""
         taken: list[tuple[Frame, int]] = []
-        while len(taken) < most and self.head() is not None:
-            _, _, row, frame = heappop(self._heap)
+        while len(taken) < most and (found := self._rows.first()) is not None:
+            frame, row = self._rows.pop(found[0])
             self.withdraw(frame, row)
             taken.append((frame, row))
         return taken

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from outboard.core.costs import Costs
 from outboard.core.failback import LossHistory
 
 DeviceState = Literal["starting", "warming", "serving", "standby", "suspect", "lost", "quarantined", "ejected", "off"]
 NetworkState = Literal["loading", "checking", "ready", "failed"]
+#: What the rows of a batch have in common: (height, width, channels) of uint8 pixels, or the inputs of a tensor model as
+#: `devices/rows.py` lays them out. The engine only compares it.
+Shape = tuple[Any, ...]
+
+#: Among frames a deadline further away than this counts as this far: who can wait for ever is not put off for ever.
+PATIENCE = 30.0
 
 #: States in which a device's worker lives and may take batches.
 LIVE = ("warming", "serving", "standby")
+
+
+@dataclass(slots=True, frozen=True)
+class Sender:
+    """Whose frame it is. Stations take turns; of a live stream a newer frame takes the place of one that has not begun to be decoded."""
+
+    station: str = ""  #: "": single requests, which together are one station
+    live: str = ""  #: id of the live stream
+
+
+ANYBODY = Sender()
 
 
 @dataclass(slots=True)
@@ -25,6 +42,7 @@ class Network:
     standby: str = "hot"
     current: bool = True  #: new frames may be admitted; False once a newer version has taken over
     frames: int = 0  #: unfinished frames
+    decoded: dict[int, int] = field(default_factory=dict)  #: live frames that are being decoded, or are and wait: id -> rows
 
 
 @dataclass(slots=True)
@@ -33,13 +51,14 @@ class Frame:
 
     id: int
     network: str
-    shape: tuple[int, int, int]
+    shape: Shape
     rows: int
     row_bytes: int  #: allocated for each row
     arrived: float
     deadline: float
     seq: int
     fill_cost: float  #: expected seconds of a decode thread
+    sender: Sender = ANYBODY
     ready: float = 0.0  #: when its rows were filled
     offset: int = -1  #: of its rows in the slab, -1 while it has none
     filling: bool = False
@@ -50,6 +69,11 @@ class Frame:
     batches: int = 0  #: batches that hold its rows, those of lost but living workers included
     suspect: bool = False  #: its worker died unexplained, or could not run it alone: its rows run alone, in the isolation worker
     deaths: list[tuple[str, float]] = field(default_factory=list)  #: (device, when): unexplained deaths of workers that held it
+
+    @property
+    def due(self) -> float:
+        """What it is ordered by among others."""
+        return min(self.deadline, self.arrived + PATIENCE)
 
 
 @dataclass(slots=True)
@@ -96,7 +120,6 @@ class Device:
     running: dict[int, Batch] = field(default_factory=dict)
     since: float = 0.0  #: when it entered its state
     heard: float = 0.0  #: when its worker was last heard
-    finished: float = 0.0  #: when its last batch ended
     failures: int = 0  #: rows in succession that it could not run
     zombies: dict[int, list[Batch]] = field(default_factory=dict)  #: batches of lost generations whose process still lives
 

@@ -1,0 +1,65 @@
+"""Live streams: the newest frame wins, and what is decoded is young.
+
+Of each stream at most one frame waits undecoded: a newer one takes its place. Decoding begins when a device is about to take the rows, by
+the expected ends of the batches that it runs; earlier would make the answer older by as much, and later would leave the device idle.
+Where rows are cheaper together, one batch may be decoded ahead, but only as large as can be run in a moment (`most_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import inf
+
+from outboard.core.costs import Costs
+from outboard.core.state import Device, Frame
+
+
+class LiveStreams:
+    """The unfinished frames of every live stream, oldest first."""
+
+    def __init__(self) -> None:
+        self._frames: dict[str, list[Frame]] = {}
+
+    def enter(self, frame: Frame) -> list[Frame]:
+        """Returns the frames whose place it takes."""
+        before = self._frames.setdefault(frame.sender.live, [])
+        replaced = [f for f in before if not f.filling and not f.filled]
+        before.append(frame)
+        return replaced
+
+    def leave(self, frame: Frame) -> None:
+        frames = self._frames[frame.sender.live]
+        frames.remove(frame)
+        if not frames:
+            del self._frames[frame.sender.live]
+
+    def surplus(self, most: Callable[[str], int]) -> list[Frame]:
+        """Of each stream, those frames that wait decoded beyond the newest `most(network)`: a lost device gives back many at once."""
+        found: list[Frame] = []
+        for frames in self._frames.values():
+            if len(frames) > 1:
+                waiting = [f for f in frames if f.filled and f.queued == f.waiting]
+                if waiting:
+                    found += waiting[: -most(waiting[-1].network)]
+        return found
+
+
+def most_rows(costs: Costs, cap: int, moment: float) -> int:
+    """The largest batch, at most `cap`, that takes no longer than `moment` seconds, or 1."""
+    while cap > 1 and costs.expected(cap) > moment:
+        cap //= 2
+    return cap
+
+
+def room(now: float, devices: Iterable[tuple[Device, int]], lead: float) -> tuple[int, float]:
+    """How many rows may be in decoding, or decoded and waiting, and when that will be more. `devices`: those that serve the network, with
+    the rows of a batch there; `lead`: seconds before a device's slot is free that decoding should begin."""
+    rows, later = 0, inf
+    for device, most in devices:
+        ends = sorted(b.sent + b.expected - lead for b in device.running.values())
+        if not device.parallel:
+            ends = ends[:1]  # a pipeline: the others end after it
+        soon = max(device.free_slots(), 0) + sum(end <= now for end in ends)
+        rows += most * max(soon, most > 1)
+        later = min([later, *(end for end in ends if end > now)])
+    return rows, later
