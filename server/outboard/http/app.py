@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outboard import __version__
 from outboard.devices import discovery
-from outboard.http import health, listings, predict, problems
+from outboard.http import dashboard, health, listings, predict, problems
 from outboard.registry import Registry
 from outboard.runtime import Runtime
 from outboard.settings import Settings
@@ -25,11 +25,12 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     """Build the server. `on_ready` is called once, when every model is served or has been refused."""
     runtime = Runtime(settings)
     registry = Registry(runtime, settings.models)
+    live = dashboard.Live(runtime, registry)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         runtime.start()
-        background = [asyncio.create_task(_lag()), asyncio.create_task(_serve(runtime, registry, on_ready))]
+        background = [asyncio.create_task(work) for work in (_lag(), live.run(), _serve(runtime, registry, on_ready))]
         for task in background:
             task.add_done_callback(_complain)
         try:
@@ -48,6 +49,7 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     app.include_router(predict.router())
     app.include_router(listings.router(runtime, registry))
     app.include_router(health.router(runtime, registry))
+    app.include_router(dashboard.router(live))
 
     async def outboard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and predict.model_of(scope["path"]):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 REGISTRY = CollectorRegistry()
 STATES = ("starting", "warming", "serving", "standby", "suspect", "lost", "quarantined", "ejected", "off")
@@ -14,6 +15,9 @@ _frames = Counter(
 )
 _batches = Histogram(
     "outboard_batch_size", "Rows of a batch", ["device", "model"], buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=REGISTRY
+)
+_link = Counter(
+    "outboard_link_bytes", "Bytes of rows (h2d) and answers (d2h) over a device's link", ["device", "direction"], registry=REGISTRY
 )
 _state = Gauge("outboard_device_state", "1 for the state that the device is in", ["device", "state"], registry=REGISTRY)
 _counted_losses: dict[str, int] = {}
@@ -34,6 +38,7 @@ loop_lag = Gauge("outboard_loop_lag_seconds", "How late the event loop ran its l
 # Looking labels up costs more than counting: the children are kept. The keys are closed lists, so the caches stay small.
 _frame_child = lru_cache(4096)(lambda model, device, outcome: _frames.labels(model, device, outcome))
 _batch_child = lru_cache(1024)(lambda device, model: _batches.labels(device, model))
+_link_child = lru_cache(256)(lambda device, direction: _link.labels(device, direction))
 _request_child = lru_cache(1024)(lambda route, status: _requests.labels(route, status))
 _seconds_child = lru_cache(256)(lambda route: _seconds.labels(route))
 
@@ -45,6 +50,17 @@ def frame(network: str, device: str, outcome: str) -> None:
 
 def batch(device: str, model: str, rows: int) -> None:
     _batch_child(device, model).observe(rows)
+
+
+def link(device: str, direction: str, nbytes: int) -> None:
+    """`direction`: "h2d" or "d2h"."""
+    _link_child(device, direction).inc(nbytes)
+
+
+def flowing() -> Iterator[Metric]:
+    """The families that count what flows: frames, batches, bytes over links."""
+    for family in (_frames, _batches, _link):
+        yield from family.collect()
 
 
 def device_state(device: str, state: str, losses: int) -> None:

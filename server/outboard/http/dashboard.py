@@ -1,0 +1,108 @@
+"""The dashboard at `/`, and the `/v1/events` that keep it live.
+
+`/v1/events` is a server-sent event stream. Once a second it sends an event `snapshot`: {"devices": as in /v1/devices, "models": as in
+/v1/models, "streams": as in /v1/streams, "degraded": why or null, "rates": {"devices", "models"}: frames a second and so on, "second":
+{"fps": {device: frames a second}}}; the first one has "history" with the last minutes of "second".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from importlib import resources
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response, StreamingResponse
+
+from outboard.core.engine import ISOLATION
+from outboard.http.listings import device_entry, model_entry
+from outboard.registry import Registry
+from outboard.runtime import Runtime
+from outboard.telemetry.rates import Rates
+
+EVERY_S = 1.0
+
+_FILES = {
+    "index.html": "text/html; charset=utf-8",
+    "dashboard.js": "text/javascript; charset=utf-8",
+    "dashboard.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+#: Nothing from elsewhere is loaded or asked; photographs that are tried are shown from memory (blob:).
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+
+
+class Live:
+    """What every open page shows, gathered once a second for all of them."""
+
+    def __init__(self, runtime: Runtime, registry: Registry):
+        self._runtime, self._registry = runtime, registry
+        self._rates = Rates()
+        self._news = asyncio.Condition()
+        self._snapshot: dict[str, Any] = {}
+
+    async def run(self) -> None:
+        """Runs as long as the server: the history has to be there before somebody looks."""
+        while True:
+            self._rates.tick(self._runtime.now())
+            async with self._news:
+                self._snapshot = self._gather()
+                self._news.notify_all()
+            await asyncio.sleep(EVERY_S)
+
+    def _gather(self) -> dict[str, Any]:
+        runtime = self._runtime
+        away = [d for d in runtime.engine.devices.values() if d.kind in ("gpu", "sim") and d.state != "serving"]
+        return {
+            "devices": [device_entry(runtime, d) for d in runtime.engine.devices if d != ISOLATION],
+            "models": [model_entry(runtime, m) for _, m in sorted(self._registry.models.items())],
+            "streams": [],
+            "degraded": "; ".join(f"{d.id} is {d.state}" for d in away) if runtime.engine.degraded() else None,
+            "rates": {"devices": self._rates.devices, "models": self._rates.models},
+            "second": self._rates.history[-1] if self._rates.history else {"fps": {}},
+        }
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Server-sent events for one viewer. A slow one misses snapshots; it never holds them back."""
+        snapshot = self._snapshot | {"history": list(self._rates.history)}
+        while True:
+            yield b"event: snapshot\ndata: " + msgspec.json.encode(snapshot) + b"\n\n"
+            async with self._news:
+                await self._news.wait()
+                snapshot = self._snapshot
+
+
+def router(live: Live) -> APIRouter:
+    routes = APIRouter(include_in_schema=False)
+    page = resources.files("outboard.dashboard")
+    files = {name: page.joinpath(name).read_bytes() for name in _FILES}
+
+    @routes.get("/")
+    async def index() -> Response:
+        return Response(files["index.html"], media_type=_FILES["index.html"], headers=_HEADERS)
+
+    for name, kind in _FILES.items():
+        if name != "index.html":
+            routes.add_api_route(f"/dashboard/{name}", _static(files[name], kind), methods=["GET"])
+
+    @routes.get("/v1/events")
+    async def events() -> Response:
+        # A proxy that buffers would deliver them all at the end (nginx).
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(live.events(), media_type="text/event-stream", headers=headers)
+
+    return routes
+
+
+def _static(body: bytes, kind: str) -> Any:
+    async def static() -> Response:
+        return Response(body, media_type=kind, headers=_HEADERS)
+
+    return static
