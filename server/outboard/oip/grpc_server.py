@@ -1,0 +1,261 @@
+"""The Open Inference Protocol over gRPC, on the front's event loop, with health checking and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf import json_format
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from outboard.oip import messages
+from outboard.oip import open_inference_pb2 as pb
+from outboard.oip import open_inference_pb2_grpc as stubs
+from outboard.oip.rest import status_of
+from outboard.oip.service import Service
+from outboard.oip.shared_memory import CUDA_REFUSED
+from outboard.problems import Problem
+
+log = logging.getLogger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+#: Requests of one stream that are under way at once; the next is read when the first of them is answered.
+STREAM_WINDOW = 32
+#: A client behind a NAT or a cut cable is noticed within 40 s, and may itself ask every 10 s (S22).
+KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 5),
+)
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+Context = grpc.aio.ServicerContext
+
+
+def code_of(problem: Problem) -> grpc.StatusCode:
+    return _CODES.get(status_of(problem), grpc.StatusCode.INTERNAL)
+
+
+def _peer(context: Context) -> str:
+    """The client's address: "ipv4:127.0.0.1:52110", "ipv6:%5B::1%5D:52110"."""
+    return unquote(context.peer().partition(":")[2]).rpartition(":")[0].strip("[]")
+
+
+class Servicer(stubs.GRPCInferenceServiceServicer):
+    """One coroutine a call; a call that its client cancels, or whose deadline comes, is cancelled here and so are its frames (H05)."""
+
+    def __init__(self, service: Service):
+        self._service = service
+        self._runtime = service.runtime
+        self._in_progress = 0
+
+    # ---------------------------------------------------------------- inference
+
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        return await _answer(context, self._infer(request, context))
+
+    async def ModelStreamInfer(
+        self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        """One response for each request, in the order of the requests, which run side by side."""
+        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(STREAM_WINDOW)
+        under_way: set[asyncio.Task[Any]] = set()
+
+        async def read() -> None:
+            try:
+                async for request in request_iterator:
+                    task = asyncio.ensure_future(self._infer_in_stream(request, context))
+                    under_way.add(task)
+                    task.add_done_callback(under_way.discard)
+                    await answers.put(task)
+            finally:
+                await answers.put(None)
+
+        reader = asyncio.ensure_future(read())
+        try:
+            while (answer := await answers.get()) is not None:
+                yield await answer
+            await reader
+        finally:
+            reader.cancel()
+            for task in list(under_way):
+                task.cancel()
+
+    async def _infer_in_stream(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelStreamInferResponse:
+        try:
+            response = await self._infer(request, context)
+        except Problem as e:
+            failed = pb.ModelInferResponse(model_name=request.model_name, model_version=request.model_version, id=request.id)
+            return pb.ModelStreamInferResponse(error_message=e.detail, infer_response=failed)
+        except Exception as e:
+            log.exception("a request of a stream failed")
+            return pb.ModelStreamInferResponse(error_message=f"{type(e).__name__}; the server's log has the trace")
+        response.parameters[messages.FINAL_RESPONSE].bool_param = True
+        return pb.ModelStreamInferResponse(infer_response=response)
+
+    async def _infer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        arrived = self._runtime.now()
+        limit = self._runtime.settings.limits.requests
+        if self._in_progress >= limit:
+            raise Problem("overloaded", f"{limit} requests are in progress, no more are taken", retry_after=1.0)
+        nbytes = message.ByteSize()
+        if self._runtime.body_bytes + nbytes > self._runtime.slab.size:
+            raise Problem("memory_full", "the requests in progress fill the frame memory", retry_after=1.0)
+        self._in_progress += 1
+        self._runtime.body_bytes += nbytes
+        try:
+            request = messages.request_of(message, self._service.regions, _peer(context))
+            left = context.time_remaining()
+            if left is not None:
+                request.seconds = min(max(left, 1e-3), request.seconds or left)
+            known, result = await self._service.inferer.infer(message.model_name, message.model_version, request, arrived)
+            return messages.response_of(known, request, result)
+        finally:
+            self._in_progress -= 1
+            self._runtime.body_bytes -= nbytes
+
+    # ---------------------------------------------------------------- everything else
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._service.ready())
+
+    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
+        return json_format.ParseDict(self._service.metadata(), pb.ServerMetadataResponse())
+
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        return await _answer(context, lambda: pb.ModelReadyResponse(ready=self._service.model_ready(request.name, request.version)))
+
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        return await _answer(
+            context, lambda: json_format.ParseDict(self._service.model_metadata(request.name, request.version), pb.ModelMetadataResponse())
+        )
+
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        return await _answer(
+            context,
+            lambda: json_format.ParseDict({"config": self._service.model_config(request.name, request.version)}, pb.ModelConfigResponse()),
+        )
+
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
+        return await _answer(
+            context, lambda: json_format.ParseDict(self._service.statistics(request.name, request.version), pb.ModelStatisticsResponse())
+        )
+
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
+        return json_format.ParseDict({"models": self._service.index(request.ready)}, pb.RepositoryIndexResponse())
+
+    async def RepositoryModelLoad(self, request: pb.RepositoryModelLoadRequest, context: Context) -> pb.RepositoryModelLoadResponse:
+        await _answer(context, self._service.load(request.model_name, messages.plain(request.parameters)))
+        return pb.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(self, request: pb.RepositoryModelUnloadRequest, context: Context) -> pb.RepositoryModelUnloadResponse:
+        # That the models which depend on it go, too, is asked for by default and means nothing: none depend.
+        await _answer(context, lambda: self._service.unload(request.model_name))
+        return pb.RepositoryModelUnloadResponse()
+
+    async def SystemSharedMemoryStatus(
+        self, request: pb.SystemSharedMemoryStatusRequest, context: Context
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        def status() -> pb.SystemSharedMemoryStatusResponse:
+            regions = {region["name"]: region for region in self._regions(context).status(request.name)}
+            return json_format.ParseDict({"regions": regions}, pb.SystemSharedMemoryStatusResponse())
+
+        return await _answer(context, status)
+
+    async def SystemSharedMemoryRegister(
+        self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        await _answer(context, lambda: self._regions(context).register(request.name, request.key, request.offset, request.byte_size))
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        await _answer(context, lambda: self._regions(context).unregister(request.name))
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryStatus(
+        self, request: pb.CudaSharedMemoryStatusRequest, context: Context
+    ) -> pb.CudaSharedMemoryStatusResponse:
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def CudaSharedMemoryRegister(
+        self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, CUDA_REFUSED)
+        raise AssertionError("abort raises")
+
+    async def CudaSharedMemoryUnregister(
+        self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        return pb.CudaSharedMemoryUnregisterResponse()  # there is none: what clients do before they begin
+
+    def _regions(self, context: Context) -> Any:
+        self._service.regions.check(_peer(context))
+        return self._service.regions
+
+
+async def _answer(context: Context, work: Awaitable[Any] | Callable[[], Any]) -> Any:
+    """The work's result; what it refuses leaves as a status."""
+    try:
+        return work() if callable(work) else await work
+    except Problem as e:
+        if e.retry_after is not None:
+            context.set_trailing_metadata((("retry-after", str(max(1, round(e.retry_after)))),))
+        await context.abort(code_of(e), e.detail)
+    except Exception as e:
+        log.exception("a gRPC call failed")
+        await context.abort(grpc.StatusCode.INTERNAL, f"{type(e).__name__}; the server's log has the trace")
+
+
+class GrpcServer:
+    """The listening server; it says in its health checks that it serves once every model does."""
+
+    def __init__(self, service: Service, host: str, port: int):
+        self._registry = service.registry
+        largest = service.runtime.settings.limits.body
+        sizes = (("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
+        self._server = grpc.aio.server(options=[*sizes, *KEEPALIVE])
+        stubs.add_GRPCInferenceServiceServicer_to_server(Servicer(service), self._server)
+        self._checks = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._checks, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        try:
+            bound = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as e:
+            raise OSError(f"gRPC cannot listen on {host}:{port}: {e}") from e
+        log.info("gRPC listens on %s:%d", host, bound)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        await self._server.start()
+        try:
+            await self._tell(health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self._registry.settled.wait()
+            await self._tell(health_pb2.HealthCheckResponse.SERVING)
+            await self._server.wait_for_termination()
+        finally:
+            await self._server.stop(1.0)
+
+    async def _tell(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", SERVICE):
+            await self._checks.set(name, status)
