@@ -144,6 +144,19 @@ def test_libraries_that_a_killed_compiler_left_half_written_are_compiled_again(t
             library.write_bytes(b"")
 
 
+def test_without_a_folder_for_compiled_code_eager_serves_and_the_log_says_what_to_set(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with WorkerKit(Path("/proc/outboard")) as worker:
+        network = worker.load(exported(tmp_path, compiled=True))
+        assert isinstance(network, Loaded) and network.provider == "torch eager", network
+        answers = worker.run(network, pictures(2))
+        assert np.allclose(answers["output_0"], expected(pictures(2))[0], atol=1e-5)
+        worker.send_stop_and_wait()
+    log = capfd.readouterr().err
+    assert "compiled code cannot be kept: /proc/outboard/inductor cannot be written" in log and "OUTBOARD_CACHE" in log
+
+
 def test_without_a_compiler_eager_goes_on_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,7 @@ class Referee:
         self.held_bytes = 0
         self.ending: int | None = None  #: the batch whose answers are being delivered
         self.memory_was_short = False  #: the CPU was out of memory for a single row
+        self.isolation_deaths = 0  #: of the isolation worker while it loaded
         self._steps = 0
 
     # ---------------------------------------------------------------- events
@@ -214,7 +215,7 @@ class Referee:
             "bad_input": arrival.flaw == "bad_input",
             "not_an_image": arrival.flaw == "undecodable",
             "client_left": arrival.leaves is not None,
-            "inference_failed": False,
+            "inference_failed": self.isolation_deaths >= self.engine.config.isolation_tries,
             "shutting_down": False,
             "memory_full": self.memory_was_short
             or arrival.rows * arrival.shape[0] * arrival.shape[1] * arrival.shape[2] > self.engine.memory.size,

@@ -9,6 +9,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outboard.core.engine import ISOLATION
+
 SHAPES = [(64, 64, 3), (32, 48, 3), (64, 64, 1), (16, 200, 3)]
 
 
@@ -55,7 +57,7 @@ class Arrival:
 class Fault:
     """What the world does to a device, for `seconds`. `argument`: rows for oom."""
 
-    kind: str  #: unplug | hang | kill | sticky | broken | oom | slow | wrong | silent-start | unkillable
+    kind: str  #: unplug | hang | kill | sticky | broken | oom | slow | wrong | silent-start | dies-loading | unkillable
     device: str
     seconds: float
     argument: int = 0
@@ -109,6 +111,8 @@ def generate(seed: int) -> Scenario:
     models = tuple(_model(rng, i, devices) for i in range(rng.choice([1, 1, 2, 3])))
     horizon = rng.choice([5.0, 15.0, 40.0])
     happenings = _arrivals(rng, models, horizon) + _faults(rng, devices, horizon) + _operators(rng, devices, models, horizon)
+    if rng.random() < 0.3:  # suspects cannot be tried for a while
+        happenings.append(Happening(rng.uniform(0, horizon / 2), Fault("dies-loading", ISOLATION, rng.choice([2.0, 10.0, 40.0]))))
     happenings.sort(key=lambda h: h.at)
     return Scenario(
         seed=seed,

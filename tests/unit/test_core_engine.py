@@ -64,6 +64,21 @@ def test_a_batch_is_kept_small_enough_for_its_most_urgent_row() -> None:
     assert len(batch.offsets) < 7 and batch.offsets[0] == kit.engine.frames[urgent].offset
 
 
+def test_events_that_come_late_and_together_teach_no_wrong_costs() -> None:
+    kit = ready("cpu")
+    kit.up("gpu:0", slots=2)
+    for _ in range(40):
+        kit.frame()
+        kit.frame()
+        first, second = kit.all(c.Dispatch)[-2:]
+        kit.wait(0.5)  # the front was held up: it hears of both at once
+        kit.engine.heard(kit.now, "gpu:0", 1)
+        for batch in (first, second):
+            kit.done(batch, seconds=0.011)
+    costs = kit.engine.devices["gpu:0"].networks["m"].costs
+    assert costs is not None and costs.expected(1) == pytest.approx(0.011, rel=0.01)
+
+
 def test_rows_of_different_shapes_never_share_a_batch() -> None:
     kit = ready("cpu", "gpu:0")
     kit.frame()
@@ -511,6 +526,51 @@ def test_deaths_by_poison_do_not_quarantine_the_device() -> None:
         assert kit.state("gpu:0") == "starting"
         kit.back("gpu:0")
     assert kit.state("gpu:0") == "serving"
+
+
+def isolation_dies_loading(kit: Kit) -> None:
+    """The disposable worker comes up, and dies before its network is loaded."""
+    assert kit.state(ISOLATION) == "starting"
+    kit.engine.hello(kit.now, ISOLATION, kit.generation(ISOLATION))
+    assert kit.last(c.Load).device == ISOLATION
+    kit.dies(ISOLATION)
+
+
+def test_an_isolation_worker_that_dies_loading_is_tried_later_each_time_and_then_its_suspects_are_refused() -> None:
+    kit = ready("cpu", "gpu:0")
+    frame = kit.frame(allowed=60.0)
+    kit.dies("gpu:0")
+    starts, waits = [kit.now], []
+    for _ in range(4):
+        isolation_dies_loading(kit)
+        assert kit.state(ISOLATION) == "off" and kit.end(frame) == "", "not at once again"
+        while kit.state(ISOLATION) == "off":
+            kit.wait(0.1)
+        starts.append(kit.now)
+        waits.append(starts[-1] - starts[-2])
+    assert [round(w) for w in waits[1:]] == [1, 2, 4] and 0.4 < waits[0] < 0.7
+    isolation_dies_loading(kit)
+    assert kit.end(frame) == "inference_failed"
+    assert kit.last(c.Refuse).detail.endswith("could not be started: it died")
+    kit.wait(30.0)
+    assert kit.state(ISOLATION) == "off" and kit.generation(ISOLATION) == 5, "nobody is left to try"
+
+
+def test_suspects_of_another_model_do_not_fall_with_one_that_cannot_be_tried() -> None:
+    kit = Kit(Network("m", max_rows=8), Network("n", max_rows=8))
+    for device in ("cpu", "gpu:0"):
+        kit.up(device, **({"slots": 2} if device != "cpu" else {}))
+    bad, good = kit.frame("m", allowed=90.0), kit.frame("n", allowed=90.0)
+    kit.dies("gpu:0")
+    for _ in range(5):
+        while kit.state(ISOLATION) == "off":
+            kit.wait(0.1)
+        isolation_dies_loading(kit)
+    assert kit.end(bad) == "inference_failed" and kit.end(good) == ""
+    while kit.state(ISOLATION) == "off":
+        kit.wait(0.1)
+    kit.done(kit.isolated())
+    assert kit.end(good) == f"answered by {ISOLATION}"
 
 
 def test_the_isolation_worker_is_ended_when_nobody_is_suspected_any_more() -> None:

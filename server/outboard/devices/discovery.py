@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pyudev
@@ -69,6 +70,7 @@ async def follow(runtime: Runtime) -> None:
         if event.is_set() or runtime.now() - looked >= LOOK_EVERY:
             event.clear()
             looked = runtime.now()
+            await check_driver(runtime)
             found = await probe.ask()
             if "auto" in runtime.settings.device:
                 adopt(runtime, found)
@@ -101,7 +103,7 @@ def _listen(event: asyncio.Event) -> pyudev.Monitor | None:
 
 async def _check_presence(runtime: Runtime) -> None:
     for entry in list(runtime.devices.values()):
-        if entry.kind != "gpu" or not entry.pci or runtime.engine.devices[entry.id].state not in ("starting", *LIVE, "suspect"):
+        if entry.kind != "gpu" or not entry.pci or not _in_use(runtime, entry.id):
             continue
         try:
             why = await asyncio.wait_for(asyncio.to_thread(presence.gone, entry.pci), PRESENCE_LIMIT)
@@ -109,6 +111,31 @@ async def _check_presence(runtime: Runtime) -> None:
             why = f"reading the state of {entry.pci} hangs"
         if why:
             runtime.lose(entry.id, why)
+
+
+async def check_driver(runtime: Runtime, command: Sequence[str] = probe.NVML, limit: float = probe.LIMIT) -> None:
+    """GPUs in use that NVML has given up are lost, although sysfs may still show them. Where NVML hangs one of them is lost: which, only a
+    second sign tells, so those are that owe an answer."""
+    used = {e.uuid: e.id for e in runtime.devices.values() if e.kind == "gpu" and e.uuid and _in_use(runtime, e.id)}
+    if not used:
+        return
+    generations = {device: runtime.engine.devices[device].generation for device in used.values()}
+    try:
+        why = await probe.gone(used, command, limit)
+    except TimeoutError:
+        log.error("NVML has not answered for %.0f s: the driver hangs", limit)
+        why = {
+            uuid: "its batch is overdue, and NVML hangs"
+            for uuid, device in used.items()
+            if runtime.engine.devices[device].state == "suspect"
+        }
+    for uuid, device in used.items():
+        if uuid in why and runtime.engine.devices[device].generation == generations[device]:
+            runtime.lose(device, why[uuid])
+
+
+def _in_use(runtime: Runtime, device: str) -> bool:
+    return runtime.engine.devices[device].state in ("starting", *LIVE, "suspect")
 
 
 def _entry(runtime: Runtime, gpu: dict[str, Any]) -> DeviceEntry:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,44 @@ PCI = Path("/sys/bus/pci/devices")
 #: Seconds after which the driver counts as hung.
 LIMIT = 5.0
 
+#: The process that asks NVML; it takes UUIDs.
+NVML = (sys.executable, "-m", "outboard.worker.nvml")
+
 
 async def ask() -> list[dict[str, Any]]:
     """`gpus` of a disposable process; [] where there is no driver, or where it hangs."""
     if not DRIVER.is_dir():  # noqa: ASYNC240 (a name in /proc: no driver is asked)
         return []
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "outboard.devices.probe", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
     try:
-        out, _ = await asyncio.wait_for(process.communicate(), LIMIT)
-        return json.loads(out)
+        return await _answer([sys.executable, "-m", "outboard.devices.probe"], LIMIT)
     except TimeoutError:
         log.error("looking for GPUs took more than %.0f s: the driver hangs; going on without it", LIMIT)
-        process.kill()  # it may be stuck in the kernel: nobody waits for it
-    except ValueError:
-        log.error("looking for GPUs failed with status %s", process.returncode)
+    except ValueError as e:
+        log.error("looking for GPUs failed: %s", e)
     return []
+
+
+async def gone(uuids: Iterable[str], command: Sequence[str] = NVML, limit: float = LIMIT) -> dict[str, str]:
+    """What NVML says of GPUs in use, asked in a disposable process: for each that is gone, why. Raises TimeoutError where NVML hangs."""
+    try:
+        return await _answer([*command, *uuids], limit)
+    except ValueError as e:
+        log.warning("NVML cannot be asked for the GPUs: %s", e)
+        return {}
+
+
+async def _answer(command: Sequence[str], limit: float) -> Any:
+    """The JSON that a process prints. Raises TimeoutError, and ValueError where it prints none."""
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), limit)
+    except TimeoutError:
+        process.kill()  # it may be stuck in the kernel: nobody waits for it
+        raise
+    try:
+        return json.loads(out)
+    except ValueError as e:
+        raise ValueError(f"{command[2]} ended with status {process.returncode} and printed no answer") from e
 
 
 def gpus(driver: Path = DRIVER, pci: Path = PCI) -> list[dict[str, object]]:

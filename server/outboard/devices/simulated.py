@@ -29,6 +29,15 @@ LATENCY = 20e-6
 FAULTS = ("unplug", "replug", "hang", "sticky", "oom", "slow-link", "hot", "wrong-answers", "flap", "clear")
 #: Faults that the worker itself plays.
 WORKER_FAULTS = ("hang", "sticky", "oom", "slow-link", "hot", "wrong-answers", "clear")
+#: Faults of the card or the cable, not of the process: the next worker has them too, until `clear`.
+LASTING_FAULTS = ("slow-link", "hot")
+#: What a device does when a fault strikes, for faults that are to strike then: its worker starts; a model is loaded there; no batch is in
+#: progress; a batch's rows are on their way there, are computed, or their answers are on their way back.
+PHASES = ("starting", "warming", "idle", "uploading", "computing", "returning")
+#: Faults that can be told to wait for a phase.
+PHASED_FAULTS = ("unplug", "hang", "sticky", "oom", "slow-link", "hot")
+#: Exit status of a worker whose cable was pulled in the phase that was asked for.
+EXIT_UNPLUGGED = 4
 
 
 class SimSpec(msgspec.Struct, frozen=True):
@@ -37,7 +46,8 @@ class SimSpec(msgspec.Struct, frozen=True):
     link: str
     vram: int = 8 << 30  #: bytes
     compute: tuple[float, float] | None = None
-    fault: str = ""  #: a fault that is on from the worker's start
+    power: float = 0.0  #: the card's power limit in watts; 0: none is told
+    faults: tuple[tuple[str, str], ...] = ()  #: (fault, phase that it waits for, or "": on from the worker's start)
 
     @property
     def h2d(self) -> float:
@@ -49,11 +59,14 @@ class SimSpec(msgspec.Struct, frozen=True):
 
 
 def parse(spec: str) -> SimSpec:
-    """ "sim:LINK[,vram=SIZE][,compute=MS_PER_BATCH+MS_PER_ROW]" -> SimSpec. Raises ValueError with what was expected."""
+    """ "sim:LINK[,vram=SIZE][,compute=MS_PER_BATCH+MS_PER_ROW][,power=WATTS]" -> SimSpec. Raises ValueError with what was expected.
+
+    The server adds `,fault=F` and `,fault=F@PHASE` for the worker that it starts.
+    """
     link, *options = spec.removeprefix("sim:").split(",")
     if link not in LINKS:
         raise ValueError(f"{spec!r}: {link!r} is no link, expected one of {', '.join(LINKS)}")
-    vram, compute, fault = 8 << 30, None, ""
+    vram, compute, power, faults = 8 << 30, None, 0.0, []
     for option in options:
         key, _, value = option.partition("=")
         if key == "vram":
@@ -66,8 +79,16 @@ def parse(spec: str) -> SimSpec:
             if batch < 0 or row < 0:
                 raise ValueError(f"{spec!r}: compute is {value!r}, expected milliseconds a batch + a row, such as compute=4+2")
             compute = (batch, row)
-        elif key == "fault" and value in WORKER_FAULTS:
-            fault = value
+        elif key == "power":
+            power = float(value) if value.isdecimal() else 0.0
+            if not power:
+                raise ValueError(f"{spec!r}: power is {value!r}, expected the card's power limit in watts, such as power=170")
+        elif key == "fault" and _is_fault(*(played := value.partition("@")[::2])):
+            faults.append(played)
         else:
-            raise ValueError(f"{spec!r}: {option!r} is unknown, expected vram=SIZE or compute=MS+MS")
-    return SimSpec(link, vram, compute, fault)
+            raise ValueError(f"{spec!r}: {option!r} is unknown, expected vram=SIZE, compute=MS+MS or power=WATTS")
+    return SimSpec(link, vram, compute, power, tuple(faults))
+
+
+def _is_fault(fault: str, phase: str) -> bool:
+    return phase in PHASES and fault in PHASED_FAULTS if phase else fault in WORKER_FAULTS

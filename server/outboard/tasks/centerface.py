@@ -21,7 +21,8 @@ def centerface(outputs: dict[str, np.ndarray], spec: ModelSpec, options: Options
     the centre in the cell, y and x [2, …]; further ones (landmarks) are not read. NMS here.
     """
     maps = list(outputs.values())[:3]
-    if [m.ndim for m in maps] != [3, 3, 3] or [len(m) for m in maps] != [1, 2, 2] or len({m.shape[1:] for m in maps}) != 1:
+    same = len({m.shape[1:] for m in maps}) == 1 and all(m.dtype.kind == "f" for m in maps)
+    if not same or [m.ndim for m in maps] != [3, 3, 3] or [len(m) for m in maps] != [1, 2, 2]:
         got = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         raise Problem(
             "inference_failed",

@@ -25,9 +25,7 @@ def yolov5(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     Columns after the classes that `labels` counts (a segmentation model's mask coefficients) are not read.
     Source: ultralytics/yolov5 `models/yolo.py` Detect.forward, `utils/general.py` non_max_suppression.
     """
-    rows = _matrix(outputs, spec, "[N, 5 + classes]")
-    if rows.shape[1] < 6:
-        raise _misfit(outputs, spec, "[N, 5 + classes] with at least one class")
+    rows = yolov5_rows(outputs, spec)
     least = min_score(spec, options)
     objectness = rows[:, 4]
     broken = ~np.isfinite(objectness)
@@ -40,6 +38,14 @@ def yolov5(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     return select(_corners(candidates[:, :4]), scores, best, spec, options, suppress=True, non_finite=int(broken.sum()))
 
 
+def yolov5_rows(outputs: Outputs, spec: ModelSpec) -> np.ndarray:
+    """The table [N, 5 + classes]."""
+    rows = _matrix(outputs, spec, "[N, 5 + classes]")
+    if rows.shape[1] < 6:
+        raise _misfit(outputs, spec, "[N, 5 + classes] with at least one class")
+    return rows
+
+
 def yolov8(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     """YOLOv8, v9, 11, 12 without NMS inside: one output [4 + C, N] (as exported) or [N, 4 + C] of centre x, centre y, width,
     height in input pixels and class scores; sigmoids applied, no objectness. NMS here.
@@ -48,12 +54,7 @@ def yolov8(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     `labels` counts (mask coefficients, key points) are not read.
     Source: ultralytics/ultralytics `nn/modules/head.py` Detect, `utils/nms.py` non_max_suppression; issue 751 (1x84x8400).
     """
-    table = _matrix(outputs, spec, "[4 + classes, N] or [N, 4 + classes]")
-    counted = 4 + len(spec.labels) + spec.toml.output.first_class if spec.labels else 0
-    if table.shape[0] != counted and (table.shape[1] == counted or table.shape[1] < table.shape[0]):
-        table = table.T
-    if table.shape[0] < 5:
-        raise _misfit(outputs, spec, "[4 + classes, N] or [N, 4 + classes] with at least one class")
+    table = yolov8_table(outputs, spec)
     classes = table[4 : 4 + _classes(spec, table.shape[0] - 4)]
     scores = classes.max(axis=0)
     broken = ~np.isfinite(scores)
@@ -61,6 +62,17 @@ def yolov8(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     best = classes[:, candidates].argmax(axis=0)
     boxes = _corners(table[:4, candidates].T)
     return select(boxes, scores[candidates], best, spec, options, suppress=True, non_finite=int(broken.sum()))
+
+
+def yolov8_table(outputs: Outputs, spec: ModelSpec) -> np.ndarray:
+    """The table [4 + classes, N], whichever way it was exported."""
+    table = _matrix(outputs, spec, "[4 + classes, N] or [N, 4 + classes]")
+    counted = 4 + len(spec.labels) + spec.toml.output.first_class if spec.labels else 0
+    if table.shape[0] != counted and (table.shape[1] == counted or table.shape[1] < table.shape[0]):
+        table = table.T
+    if table.shape[0] < 5:
+        raise _misfit(outputs, spec, "[4 + classes, N] or [N, 4 + classes] with at least one class")
+    return table
 
 
 def end2end(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
@@ -75,8 +87,11 @@ def end2end(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     """
     expected = "one output [N, 6] or [k, 7], or the four outputs number, boxes, scores, classes"
     if len(outputs) >= 4:
-        boxes, scores, classes = (_named(outputs, spec, what, expected) for what in ("boxes", "scores", "classes"))
-        number = int(np.asarray(_named(outputs, spec, "number", expected)).reshape(-1)[0])
+        boxes, scores, classes = (named(outputs, spec, what, expected) for what in ("boxes", "scores", "classes"))
+        counted = named(outputs, spec, "number", expected).reshape(-1)
+        if counted.size != 1 or scores.dtype.kind != "f":
+            raise _misfit(outputs, spec, expected)
+        number = int(counted[0])
         if not (boxes.ndim == 2 and boxes.shape[1] == 4 and len(boxes) == scores.size == classes.size and 0 <= number <= len(boxes)):
             raise _misfit(outputs, spec, f"boxes [k, 4], scores [k], classes [k] and a number of at most k (it is {number})")
         return select(boxes[:number], scores.reshape(-1)[:number], classes.reshape(-1)[:number], spec, options)
@@ -100,14 +115,15 @@ def boxes(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     else by shape and dtype.
     """
     expected = "boxes [N, 4] with scores [N] and labels [N], or with scores [N, classes]"
-    corners, scores = (_named(outputs, spec, what, expected) for what in ("boxes", "scores"))
-    if corners.ndim != 2 or corners.shape[1] != 4 or scores.ndim not in (1, 2) or len(scores) != len(corners):
+    corners, scores = (named(outputs, spec, what, expected) for what in ("boxes", "scores"))
+    fits = corners.ndim == 2 and corners.shape[1] == 4 and scores.ndim in (1, 2) and len(scores) == len(corners)
+    if not fits or scores.dtype.kind != "f":
         raise _misfit(outputs, spec, expected)
     if spec.toml.output.boxes == "unit":
         corners = corners.astype(np.float32) * _input_size(spec)
     background = spec.toml.output.background_class
     if scores.ndim == 1:
-        classes = _named(outputs, spec, "classes", expected)
+        classes = named(outputs, spec, "classes", expected)
         if classes.shape != scores.shape:
             raise _misfit(outputs, spec, expected)
         if background:
@@ -126,8 +142,9 @@ def detr(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     Source: huggingface/transformers, post_process_object_detection of image_processing_detr.py and image_processing_rt_detr.py.
     """
     expected = "logits [Q, classes + 1] and pred_boxes [Q, 4]"
-    places, logits = (_named(outputs, spec, what, expected) for what in ("boxes", "scores"))
-    if places.ndim != 2 or places.shape[1] != 4 or logits.ndim != 2 or len(logits) != len(places) or logits.shape[1] < 1:
+    places, logits = (named(outputs, spec, what, expected) for what in ("boxes", "scores"))
+    fits = places.ndim == 2 and places.shape[1] == 4 and logits.ndim == 2 and len(logits) == len(places) and logits.shape[1] >= 1
+    if not fits or logits.dtype.kind != "f":
         raise _misfit(outputs, spec, expected)
     corners = _corners(places.astype(np.float32, copy=False)) * _input_size(spec)
     logits = logits.astype(np.float32, copy=False)
@@ -210,7 +227,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _named(outputs: Outputs, spec: ModelSpec, what: str, expected: str) -> np.ndarray:
+def named(outputs: Outputs, spec: ModelSpec, what: str, expected: str) -> np.ndarray:
     """The output that is `what` by its name, else by its shape and dtype."""
     for part in _NAMES[what]:
         for name, array in outputs.items():
@@ -231,14 +248,14 @@ def _named(outputs: Outputs, spec: ModelSpec, what: str, expected: str) -> np.nd
 
 
 def _matrix(outputs: Outputs, spec: ModelSpec, expected: str) -> np.ndarray:
-    """The first output with two axes: others (a segmentation model's prototypes) are not boxes."""
+    """The first output of floating-point numbers with two axes: others (a segmentation model's prototypes) are not boxes."""
     for array in outputs.values():
-        if array.ndim == 2:
+        if array.ndim == 2 and array.dtype.kind == "f":
             return array
     raise _misfit(outputs, spec, f"an output {expected}")
 
 
 def _misfit(outputs: Outputs, spec: ModelSpec, expected: str) -> Problem:
-    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+    shapes = ", ".join(f"{name} {list(a.shape)}{'' if a.dtype.kind == 'f' else f' of {a.dtype}'}" for name, a in outputs.items())
     detail = f"{spec.name}: decoder {spec.toml.output.decoder!r} got, for one image, {shapes or 'no outputs'}; expected {expected}"
     return Problem("inference_failed", f"{detail}. Choose the `[output] decoder` in model.toml that fits the model.")

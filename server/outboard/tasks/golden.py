@@ -20,6 +20,8 @@ def agree(reference: dict[str, np.ndarray], got: dict[str, np.ndarray], spec: Mo
         have = got.get(name)
         if have is None or have.shape != want.shape:
             return f"output {name!r} has shape {None if have is None else have.shape}, expected {want.shape}"
+        if want.dtype.name == "bfloat16":
+            want, have = want.astype(np.float32), have.astype(np.float32)
         if not np.issubdtype(want.dtype, np.floating):
             if not np.array_equal(want, have):
                 why = why or f"output {name!r} differs in {int((want != have).sum())} of {want.size} values"
@@ -33,6 +35,14 @@ def agree(reference: dict[str, np.ndarray], got: dict[str, np.ndarray], spec: Mo
     if why and DECODERS[spec.toml.output.decoder] == "detection":
         return _same_boxes(reference, got, spec)
     return why
+
+
+def plausible(got: dict[str, np.ndarray]) -> str:
+    """For want of a reference: "", or why the outputs cannot be right, which some numbers that are finite must be."""
+    for name, array in got.items():
+        if array.size and np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).any():
+            return f"output {name!r} has no finite value"
+    return ""
 
 
 def _same_boxes(reference: dict[str, np.ndarray], got: dict[str, np.ndarray], spec: ModelSpec) -> str:

@@ -24,11 +24,11 @@ def yolov2(outputs: dict[str, np.ndarray], spec: ModelSpec, options: Options) ->
     """
     head = next(iter(outputs.values()))
     anchors = np.asarray(spec.toml.output.anchors, np.float32)
-    if head.ndim != 3 or head.shape[0] % len(anchors) or head.shape[0] // len(anchors) < 6:
+    if head.dtype.kind != "f" or head.ndim != 3 or head.shape[0] % len(anchors) or head.shape[0] // len(anchors) < 6:
         raise Problem(
             "inference_failed",
-            f"{spec.name}: decoder 'yolov2' got, for one image, {list(head.shape)}; "
-            f"expected [{len(anchors)} anchors x (5 + classes), rows, columns], with at least one class",
+            f"{spec.name}: decoder 'yolov2' got, for one image, {list(head.shape)}{'' if head.dtype.kind == 'f' else f' of {head.dtype}'}; "
+            f"expected [{len(anchors)} anchors x (5 + classes), rows, columns] of floating-point numbers, with at least one class",
         )
     grid = head.reshape(len(anchors), -1, *head.shape[1:])
     raw = grid[:, 4]

@@ -21,6 +21,7 @@ import torch
 
 from outboard.repository import ModelProblem, ModelSpec, Network
 from outboard.worker.devices import Device
+from outboard.worker.environment import CACHE_PROBLEM
 from outboard.worker.networks import Port
 from outboard.worker.torch_modules import Normalised, build, flat
 
@@ -93,6 +94,13 @@ class TorchBackend:
     def optimise(self, rows: Sequence[int]) -> CompiledBackend | None:
         """Slow: compiled code for batches of these sizes; None where there can be none (the log says why)."""
         if not self._spec.toml.run.compile:
+            return None
+        if problem := os.environ.get(CACHE_PROBLEM):
+            log.warning(
+                "%s stays eager: compiled code cannot be kept: %s. Set `cache` in outboard.toml or OUTBOARD_CACHE to a folder that can be",
+                self._network.key,
+                problem,
+            )
             return None
         if not has_compiler(self._device):
             log.warning("%s stays eager: [run] compile = true needs a C++ compiler (g++), and there is none", self._network.key)

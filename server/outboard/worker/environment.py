@@ -5,9 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+
+#: The variable that says why compiled code cannot be kept, where it cannot.
+CACHE_PROBLEM = "OUTBOARD_CACHE_PROBLEM"
 
 
 def is_gpu(spec: str) -> bool:
@@ -22,9 +26,25 @@ def prepare_environment(spec: str, threads: int, cache_dir: str) -> None:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # waiting threads sleep: decode needs the same cores
     os.environ["CUDA_VISIBLE_DEVICES"] = spec if is_gpu(spec) else ""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(cache_dir) / "inductor")
+    inductor = Path(cache_dir) / "inductor"
+    os.environ.pop(CACHE_PROBLEM, None)
+    if problem := _cannot_be_written(inductor):
+        # torch makes the folder even where it only loads an archive, and an error there looks like the archive's. One that exists does.
+        inductor = Path(tempfile.gettempdir())
+        os.environ[CACHE_PROBLEM] = problem
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(inductor)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compiler processes beside the worker
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def _cannot_be_written(folder: Path) -> str:
+    """Why not; empty when it can be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as e:
+        return f"{folder} cannot be written ({e.strerror})"
 
 
 def die_with_parent() -> None:
