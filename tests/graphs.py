@@ -162,6 +162,49 @@ def block_finder(layout: str, size: tuple[int, int] = (320, 320), batch: int | s
     return g.model({"output": (float32, ["num_dets", 7])})
 
 
+def every_block(size: tuple[int, int] = (320, 320), batch: int | str = "batch") -> bytes:
+    """Finds every upright red block that touches no other, however many there are: `output` [found, 7] of image, x1, y1, x2, y2, class 0
+    and score, for decoder `end2end`. A large block scores less than a small one, so that of a block that a border cuts the part scores
+    more than the whole. `size` is [width, height].
+    """
+    g = Graph(size, batch)
+    red = g.const(np.array([1.0, 0.0, 0.0])[None, :, None, None])
+    far = g.op("ReduceMax", g.op("Abs", g.op("Sub", "images", red)), axes=[1], keepdims=1)
+    mask = g.op("Less", far, g.const(0.3))  # bool [N, 1, H, W]
+
+    def shifted(tensor: str, axis: int, by: int, fill: float) -> str:
+        """The value that lies `by` pixels further along `axis`; `fill` beyond the picture."""
+        pads = [0] * 8
+        pads[axis + 4 if by > 0 else axis] = abs(by)
+        length = (g.height, g.width)[axis - 2]
+        padded = g.op("Pad", tensor, g.const(pads, np.int64), g.const(fill))
+        return g.op("Slice", padded, *(g.const([i], np.int64) for i in ((by, by + length, axis) if by > 0 else (0, length, axis))))
+
+    def end(axis: int) -> str:
+        """Where the run of red pixels that goes through a pixel ends along `axis`."""
+        length = (g.height, g.width)[axis - 2]
+        index = np.arange(length, dtype=np.float32).reshape((1, 1, 1, -1) if axis == 3 else (1, 1, -1, 1))
+        stop = g.op("Where", mask, g.const(float(length)), g.const(index))
+        for power in range(length.bit_length()):
+            if 1 << power < length:
+                stop = g.op("Min", stop, shifted(stop, axis, 1 << power, float(length)))
+        return stop
+
+    number = g.op("Cast", mask, to=TensorProto.FLOAT)
+    corner = g.op("Sub", g.op("Sub", number, shifted(number, 2, -1, 0.0)), shifted(number, 3, -1, 0.0))
+    found = g.op("Transpose", g.op("NonZero", g.op("Greater", corner, g.const(0.5))), perm=[1, 0])  # int64 [found, 4]: image, 0, y, x
+    one = g.const([1], np.int64)
+    image, _, y1, x1 = (
+        g.op("Cast", g.op("Slice", found, *(g.const([i], np.int64) for i in (column, column + 1, 1))), to=TensorProto.FLOAT)
+        for column in range(4)
+    )
+    x2, y2 = (g.op("Unsqueeze", g.op("GatherND", end(axis), found), one) for axis in (3, 2))
+    area = g.op("Mul", g.op("Sub", x2, x1), g.op("Sub", y2, y1))
+    score = g.op("Sub", g.const(0.9), g.op("Mul", area, g.const(1e-6)))
+    g.op("Concat", image, x1, y1, x2, y2, g.op("Mul", image, g.const(0.0)), score, axis=1, out="output")
+    return g.model({"output": (TensorProto.FLOAT, ["found", 7])})
+
+
 def channel_means(size: tuple[int, int] = (32, 32), batch: int | str = "batch") -> bytes:
     """`means` [N, 3]: each channel's mean, in the order in which the network got them. Tells RGB from BGR."""
     g = Graph(size, batch)

@@ -61,7 +61,7 @@ def _place(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) ->
     if (height, width) != out.shape[:2]:
         for pad in (out[:top], out[top + height :], out[:, :left], out[:, left + width :]):
             pad[:] = input.background
-    _resize(pixels, out[top : top + height, left : left + width])
+    resize(pixels, out[top : top + height, left : left + width])
     columns, rows = _shown(pixels, header)
     return Geometry(header.width, header.height, width / columns, height / rows, left, top)
 
@@ -87,10 +87,10 @@ def _crop(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> 
     (rows, height, top), (pad_y, scale_y) = _middle(pixels.shape[0], shown[1], height, out.shape[0])
     part = pixels[rows, columns]
     if (height, width) == out.shape[:2]:
-        _resize(part, out)
+        resize(part, out)
     else:
         whole = np.empty((height, width, 3), np.uint8)
-        _resize(part, whole)
+        resize(part, whole)
         np.copyto(out, whole[top : top + out.shape[0], left : left + out.shape[1]])
     return Geometry(header.width, header.height, scale_x, scale_y, pad_x, pad_y)
 
@@ -110,7 +110,8 @@ def _middle(have: int, full: int, resized: int, wanted: int) -> tuple[tuple[slic
     return (slice(start, start + count), wanted, 0), (-pad, pad * have / (start * full))
 
 
-def _resize(source: np.ndarray, out: np.ndarray) -> None:
+def resize(source: np.ndarray, out: np.ndarray) -> None:
+    """Fill `out` with all of `source` (both uint8 RGB), in place."""
     height, width = out.shape[:2]
     if source.shape == out.shape:
         np.copyto(out, source)

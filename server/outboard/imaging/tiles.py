@@ -1,0 +1,163 @@
+"""Cut a large picture into tiles that overlap, one row of the network each: what is small in the picture is lost when all of it is
+shrunk into one row.
+
+Slicing aided inference: Akyon, Altinuc and Temizel, "Slicing Aided Hyper Inference and Fine-tuning for Small Object Detection" (2022);
+obss/sahi `sahi/slicing.py`. As there, tiles at the edge are moved inside the picture, never padded or cut, and the whole picture is one
+row more unless it is asked not to be. Here they are also spread evenly, so that every overlap is at least what was asked for, and all of
+them have the network's aspect ratio, so that no row is padded. `tasks/merge.py` puts their detections together again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+import cv2
+import msgspec
+import numpy as np
+
+from outboard.imaging import fit
+from outboard.imaging.geometry import Geometry
+from outboard.imaging.header import Header
+from outboard.problems import Problem
+from outboard.repository import Input
+
+#: Tile sides that are taken, in pixels of the picture: below, a tile is mostly overlap with nothing to see; above, no picture is larger.
+SMALLEST, LARGEST = 32, 16384
+MOST_OVERLAP = 0.9
+
+
+class Tiling(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks for, checked."""
+
+    size: int = 0  #: width of a tile in pixels of the picture, SMALLEST to LARGEST; 0: auto
+    overlap: float = 0.2  #: share of a tile that the next one shows again, at least; 0 to MOST_OVERLAP
+    merge: Literal["nmm", "nms"] = "nmm"  #: how one object's boxes of several tiles become one (tasks/merge.py)
+    whole: bool = True  #: the whole picture is one row more: it finds what is larger than a tile
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one row of the network shows: a rectangle of the upright picture, and the way from the row's pixels into it."""
+
+    left: int
+    top: int
+    geometry: Geometry  #: from the row to the rectangle, whose size it knows
+
+    @property
+    def rectangle(self) -> tuple[int, int, int, int]:
+        """x1, y1, x2, y2 in pixels of the upright picture."""
+        return self.left, self.top, self.left + self.geometry.width, self.top + self.geometry.height
+
+    def to_image(self, boxes: np.ndarray) -> np.ndarray:
+        """float [k, 4] in the row's pixels -> float32 [k, 4] in the picture's, clipped to what the row shows."""
+        return self.geometry.to_image(boxes) + np.array([self.left, self.top] * 2, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a picture is cut. Tiles are all of one size and lie inside the picture, row by row; no tiles: only the whole picture."""
+
+    width: int  #: of a tile, in pixels of the upright picture
+    height: int
+    origins: tuple[tuple[int, int], ...]  #: (left, top) of each tile
+    whole: bool  #: one row more, the last one
+
+    @property
+    def rows(self) -> int:
+        return len(self.origins) + self.whole
+
+
+def plan(width: int, height: int, input: Input, tiling: Tiling, most: int) -> Plan:
+    """How a picture of `width` x `height` upright pixels is cut for a network's `input` into at most `most` tiles.
+
+    A tile of `tiling.size` pixels' width has the network's aspect ratio. `auto` looks at the picture as it is, one pixel of a tile for
+    each pixel of the network; where that takes more than `most` tiles, at half, a third … of it. A picture that is not larger than a tile
+    is not cut; one that is narrower or lower than a tile has tiles as narrow or low as itself. Raises Problem bad_option.
+    """
+    columns, rows = input.size
+
+    def tile_of(size: int) -> tuple[int, int]:
+        return min(size, width), min(max(1, round(size * rows / columns)), height)
+
+    def tiles_of(size: int) -> int:
+        across, down = tile_of(size)
+        return _count(width, across, tiling.overlap) * _count(height, down, tiling.overlap)
+
+    size = tiling.size or columns
+    if tiling.size and (needed := tiles_of(size)) > most:
+        while tiles_of(size) > most:
+            size += max(1, size // 16)
+        raise Problem(
+            "bad_option",
+            f"tile={tiling.size} with overlap={tiling.overlap:g} cuts {width} x {height} pixels into {needed} tiles, the server takes at "
+            f"most {most} a picture; ask for tile={size} or more, for tile=auto, or raise [limits] tiles",
+            tiles=needed,
+            max_tiles=most,
+        )
+    while tiles_of(size) > most:
+        size += columns
+    tile_width, tile_height = tile_of(size)
+    if (tile_width, tile_height) == (width, height):
+        return Plan(width, height, (), True)
+    lefts, tops = _starts(width, tile_width, tiling.overlap), _starts(height, tile_height, tiling.overlap)
+    return Plan(tile_width, tile_height, tuple((left, top) for top in tops for left in lefts), tiling.whole)
+
+
+def _count(length: int, tile: int, overlap: float) -> int:
+    """As few tiles as cover `length` so that neighbours share at least `overlap` of a tile."""
+    stride = max(1, tile - ceil(overlap * tile))
+    return 1 + ceil((length - tile) / stride)
+
+
+def _starts(length: int, tile: int, overlap: float) -> list[int]:
+    """First pixels of `_count` tiles, evenly spread."""
+    last = _count(length, tile, overlap) - 1
+    # Rounded down, two neighbours are at most ceil((length - tile) / last) apart, which is no more than the stride.
+    return [i * (length - tile) // last for i in range(last + 1)] if last else [0]
+
+
+def decode_size(plan: Plan, header: Header, input: Input) -> tuple[int, int] | None:
+    """The (width, height) of the upright picture that `cut` needs so that no row is enlarged; None: all of it."""
+    whole = fit.decode_size(header, input) if plan.whole else (1, 1)
+    if not plan.origins or whole is None:
+        return whole
+    scale = min(input.size[0] / plan.width, input.size[1] / plan.height)
+    if scale >= 1:
+        return None
+    return max(whole[0], ceil(header.width * scale)), max(whole[1], ceil(header.height * scale))
+
+
+def cut(plan: Plan, pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> list[View]:
+    """Write each of the plan's rows into `out` (uint8 [plan.rows, height, width, 3] of the network's input), and say what it shows.
+
+    `pixels` uint8 RGB [h, w, 3] is the upright picture, perhaps shrunk by the decoder.
+    """
+    assert len(out) == plan.rows, f"{len(out)} rows for a plan of {plan.rows}"
+    shrunk = max(1, round(header.width / pixels.shape[1]), round(header.height / pixels.shape[0]))
+    views = [_tile(plan, origin, shrunk, pixels, header, input, row) for origin, row in zip(plan.origins, out, strict=False)]
+    if plan.whole:
+        views.append(View(0, 0, fit.fit(pixels, header, input, out[-1])))
+    return views
+
+
+def _tile(plan: Plan, origin: tuple[int, int], shrunk: int, pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> View:
+    """One tile, whatever `input.fit` says: it has the network's aspect ratio, unless the picture is narrower or lower than a tile.
+
+    In a picture that the decoder has shrunk by 2, 4 or 8 a tile begins at one of its pixels and has the same number of them as all others.
+    """
+    height, width = (min(ceil(length / shrunk), there) for length, there in zip((plan.height, plan.width), pixels.shape, strict=False))
+    left = min(origin[0] // shrunk, pixels.shape[1] - width)
+    top = min(origin[1] // shrunk, pixels.shape[0] - height)
+    scale = min(out.shape[1] / width, out.shape[0] / height)
+    wide, high = (max(1, min(most, round(length * scale))) for length, most in ((width, out.shape[1]), (height, out.shape[0])))
+    x, y = (out.shape[1] - wide) // 2, (out.shape[0] - high) // 2
+    if (wide, high) != (out.shape[1], out.shape[0]):
+        out[:] = input.background
+    fit.resize(pixels[top : top + height, left : left + width], out[y : y + high, x : x + wide])
+    if input.color == "BGR":
+        cv2.cvtColor(out, cv2.COLOR_RGB2BGR, dst=out)
+    shown_width = min(width * shrunk, header.width - left * shrunk)
+    shown_height = min(height * shrunk, header.height - top * shrunk)
+    return View(left * shrunk, top * shrunk, Geometry(shown_width, shown_height, wide / (width * shrunk), high / (height * shrunk), x, y))
