@@ -21,16 +21,18 @@ from outboard import resources, tasks
 from outboard.core import commands as c
 from outboard.core.engine import ISOLATION, Engine, EngineConfig
 from outboard.core.failback import FailbackPolicy
-from outboard.core.state import Network
+from outboard.core.state import ANYBODY, Network, Sender, Shape
 from outboard.devices import presence, probe, protocol
-from outboard.devices.simulated import FAULTS
+from outboard.devices.rows import row_bytes as bytes_of_row
+from outboard.devices.simulated import EXIT_UNPLUGGED, FAULTS, LASTING_FAULTS, PHASED_FAULTS, PHASES
 from outboard.devices.slab import Slab
 from outboard.devices.supervisor import Supervisor, Worker
 from outboard.problems import Problem
 from outboard.repository import ModelSpec
 from outboard.settings import Settings
-from outboard.tasks.golden import agree
+from outboard.tasks.golden import agree, plausible
 from outboard.telemetry import metrics
+from outboard.telemetry.statistics import ModelStatistics
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ T = TypeVar("T")
 
 #: Exit status of a worker whose device cannot be opened (worker/__main__.py).
 EXIT_NO_DEVICE = 3
+#: A tensor of so many bytes is copied into the slab by the loop itself: handing it to a thread takes longer.
+FILL_HERE = 2 << 20
 #: A card that is back on the bus need not work: after a fatal error the driver refuses every process until its module is loaded anew.
 DRIVER_HINT = (
     ". If `nvidia-smi` works and this goes on, the driver's memory module needs a reload, which only root can do: stop what uses the GPU, "
@@ -63,16 +67,17 @@ class _Ticket:
     """A frame between submission and outcome, on the driver's side."""
 
     network: str
-    shape: tuple[int, int, int]
+    shape: Shape
     fill: Callable[[np.ndarray], Any]
     future: asyncio.Future[Outcome]
-    body: bytes | None
+    body: bytes | memoryview | None  #: what was submitted; None where it is not at hand
     rows: list[dict[str, np.ndarray]]
     arrived: float
     filled: Any = None
     decode: float = 0.0
     infer: float = 0.0
     problem: Problem | None = None
+    row_bytes: int = 0  #: of a tensor model; 0: its rows are uint8 `shape`
 
 
 @dataclass(slots=True)
@@ -84,6 +89,9 @@ class Member:
     providers: dict[str, str] = field(default_factory=dict)  #: device -> what really runs it
     failure: protocol.LoadFailed | None = None
     golden: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  #: device -> outputs for the golden input
+    accepted: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  #: accelerator -> those of the first worker that served it
+    loaded: protocol.Loaded | None = None  #: what the worker that loaded it first says of its inputs and outputs
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
 
 
 @dataclass(slots=True)
@@ -99,7 +107,9 @@ class DeviceEntry:
     uuid: str = ""  #: GPUs: once known, kept over replugs
     pci: str = ""  #: GPUs: the address, which may be another one after a replug
     present: bool = True  #: simulated devices: plugged in
-    start_fault: str = ""  #: simulated devices: a fault that the next worker starts with
+    faults: dict[str, str] = field(default_factory=dict)  #: simulated devices: phase ("": at once) -> a fault of the next worker
+    power_limit_w: float = 0.0  #: as it was when the card was first seen, or when an operator last reset the device; 0: unknown
+    notice: str = ""  #: what an operator should know of a device that serves
     hello: protocol.Hello | None = None
     memory_free: int = 0
 
@@ -196,13 +206,16 @@ class Runtime:
 
     # ---------------------------------------------------------------- devices, by hand
 
-    def fault(self, device: str, fault: str) -> None:
-        """Play a fault on a simulated device (design.md section 4). Raises Problem."""
+    def fault(self, device: str, fault: str, phase: str = "") -> None:
+        """Play a fault on a simulated device, at once or when it enters `phase`. Raises Problem."""
         entry = self.devices[device]
         if entry.kind != "sim":
             raise Problem("conflict", f"{device} is a real device: faults are played on simulated ones only (--device sim:thunderbolt4)")
         if fault not in FAULTS:
             raise Problem("bad_option", f"fault is {fault[:40]!r}, expected one of {', '.join(FAULTS)}")
+        if phase:
+            self._fault_later(entry, fault, phase)
+            return
         state = self.engine.devices[device]
         log.info("%s: fault %s is played", device, fault)
         match fault:
@@ -216,16 +229,30 @@ class Runtime:
                 self._flap(device, 4)
             case "wrong-answers":
                 # A card that answers wrongly after it came back: its next worker does, and the golden check must find it.
-                entry.start_fault = fault
+                entry.faults[""] = fault
                 self.lose(device, "lost for a moment (simulated), it will answer wrongly")
             case _:
+                if fault in LASTING_FAULTS:
+                    entry.faults[""] = fault
                 if fault == "clear":
-                    entry.start_fault = ""
+                    entry.faults.clear()
                     entry.present = True
                     self.engine.seen(self.now(), device)
                 if (worker := self.supervisor.get(device, state.generation)) is not None:
                     self.supervisor.send(worker, protocol.Fault(fault))
         self._act()
+
+    def _fault_later(self, entry: DeviceEntry, fault: str, phase: str) -> None:
+        """The worker itself plays it when the phase comes: the one that runs, or, for the phases of a start, the next one."""
+        if phase not in PHASES or fault not in PHASED_FAULTS:
+            expected = f"a fault of {', '.join(PHASED_FAULTS)} and a phase of {', '.join(PHASES)}"
+            raise Problem("bad_option", f"fault {fault[:40]!r} in phase {phase[:40]!r}: expected {expected}")
+        log.info("%s: fault %s waits until the device is %s", entry.id, fault, phase)
+        worker = self.supervisor.get(entry.id, self.engine.devices[entry.id].generation)
+        if worker is None or phase in ("starting", "warming"):
+            entry.faults[phase] = fault
+        else:
+            self.supervisor.send(worker, protocol.Fault(fault, phase))
 
     def lose(self, device: str, why: str) -> None:
         """The device itself is gone: no frame is to blame."""
@@ -252,7 +279,10 @@ class Runtime:
         self._act()
 
     def reset(self, device: str) -> None:
-        """An operator ends a quarantine or an ejection."""
+        """An operator ends a quarantine or an ejection, and takes the device as it is now."""
+        entry = self.devices[device]
+        entry.power_limit_w = entry.hello.power_limit_w if entry.hello else 0.0
+        entry.notice = ""
         self.engine.reset(self.now(), device)
         self._act()
 
@@ -281,20 +311,23 @@ class Runtime:
     def submit(
         self,
         network: str,
-        shape: tuple[int, int, int],
+        shape: Shape,
         fill: Callable[[np.ndarray], Any],
         *,
         deadline: float,
         rows: int = 1,
         kind: str = "",
-        body: bytes | None = None,
+        body: bytes | memoryview | None = None,
+        row_bytes: int = 0,
+        sender: Sender = ANYBODY,
     ) -> asyncio.Future[Outcome]:
-        """One frame of `rows` rows. `fill` runs in a decode thread with a writable uint8 view [rows, *shape] of the slab; it may
+        """One frame of `rows` rows. `fill` runs in a decode thread (on the loop for a few `row_bytes`) with a writable uint8 view
+        [rows, *shape] of the slab, or [rows, row_bytes] of a tensor model's, whose `shape` are its slots; it may
         raise Problem. Cancel the future when the client has left. The future raises Problem."""
         self._frames += 1
         frame = self._frames
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        ticket = _Ticket(network, shape, fill, future, body, [{}] * rows, self.now())
+        ticket = _Ticket(network, shape, fill, future, body, [{}] * rows, self.now(), row_bytes=row_bytes)
         self._tickets[frame] = ticket
         future.add_done_callback(lambda done: self._left(frame) if done.cancelled() else None)
         digest = _digest(body) if self.engine.poison and body is not None else b""
@@ -307,6 +340,8 @@ class Runtime:
             deadline=deadline,
             fill_cost=self.fill_costs.expected(kind, len(body)) if body is not None else 0.0,
             digest=digest,
+            row_bytes=row_bytes,
+            sender=sender,
         )
         self._act()
         return future
@@ -316,20 +351,27 @@ class Runtime:
             self.engine.leave(self.now(), frame)
             self._act()
 
-    def _fill_in_thread(self, frame: int, ticket: _Ticket, offset: int, rows: int) -> None:
+
+    def _fill_in_thread(self, frame: int, ticket: _Ticket, offset: int) -> None:
+        filled = self._fill(ticket, offset)
+        if not self._closing:
+            self._loop.call_soon_threadsafe(self._on_filled, frame, *filled)
+
+    def _fill(self, ticket: _Ticket, offset: int) -> tuple[Any, Problem | None, float]:
+        """What the ticket's `fill` returned, or the problem that it raised, and its seconds."""
         began = time.perf_counter()
         problem: Problem | None = None
         result: Any = None
+        rows = len(ticket.rows)
         try:
             if not ticket.future.done():
-                result = ticket.fill(self.slab.view(offset, (rows, *ticket.shape)))
+                result = ticket.fill(self.slab.view(offset, (rows, ticket.row_bytes) if ticket.row_bytes else (rows, *ticket.shape)))
         except Problem as e:
             problem = e
         except Exception as e:
             log.exception("decoding failed")
             problem = Problem("internal", f"{type(e).__name__} while the image was prepared; this is a bug, please report it")
-        if not self._closing:
-            self._loop.call_soon_threadsafe(self._on_filled, frame, result, problem, time.perf_counter() - began)
+        return result, problem, time.perf_counter() - began
 
     def _on_filled(self, frame: int, result: Any, problem: Problem | None, seconds: float) -> None:
         ticket = self._tickets.get(frame)
@@ -351,15 +393,20 @@ class Runtime:
                 batch = d.running.get(message.batch) if d.generation == generation else None
                 if batch is not None:
                     self._answers = self._read(worker, message, batch.network, len(batch.rows))
+                    if self.devices[device].kind in ("gpu", "sim"):
+                        metrics.link(device, "d2h", sum(a.nbytes for row in self._answers if isinstance(row, dict) for a in row.values()))
                     self._seconds = message.seconds
+                    self.networks[batch.network].statistics.executed(len(batch.rows), message.seconds)
                 worker.freed.append(message.batch)
-                self.engine.batch_done(now, device, generation, message.batch, message.seconds)
+                seconds = message.seconds if self.engine.devices[device].parallel else message.own
+                self.engine.batch_done(now, device, generation, message.batch, seconds)
             case protocol.Failed():
                 log.warning("%s: a batch failed (%s): %s", device, message.kind, message.message)
                 self.engine.batch_failed(now, device, generation, message.batch, message.kind, message.message)
             case protocol.Hello():
                 self.devices[device].hello = message
                 self.devices[device].memory_free = message.memory_free
+                _compare_power(self.devices[device], message.power_limit_w)
                 self.engine.hello(now, device, generation)
             case protocol.Loaded():
                 self._on_loaded(now, worker, message)
@@ -367,7 +414,11 @@ class Runtime:
                 network = f"{message.model}@{message.version}"
                 if (member := self.networks.get(network)) is not None:
                     member.failure = message
-                self.engine.load_failed(now, device, generation, network, message.message or f"{message.key}: expected {message.expected}")
+                why = message.message or f"{message.key}: expected {message.expected}"
+                if message.by_answers and member is not None and self._proved_before(member, device):
+                    self.engine.golden_checked(now, device, generation, network, False, why)
+                else:
+                    self.engine.load_failed(now, device, generation, network, why)
                 self._tell(network)
             case protocol.Pong():
                 self.devices[device].memory_free = message.memory_free
@@ -378,6 +429,7 @@ class Runtime:
         network = f"{message.model}@{message.version}"
         member = self.networks.get(network)
         if member is not None:
+            member.loaded = member.loaded or message
             member.providers[worker.device] = message.provider
             member.golden[worker.device] = worker.read(message.golden)
             worker.freed.append(message.golden_batch)
@@ -386,7 +438,7 @@ class Runtime:
                 worker.device,
                 message.model,
                 message.provider,
-                ", ".join(f"{rows}: {seconds:.4f}" for rows, seconds in message.costs),
+                ", ".join(f"{c.rows}: {c.seconds:.4f}" for c in message.costs),
             )
         self.engine.loaded(now, worker.device, worker.generation, network, message.costs, message.fixed_rows)
         self._tell(network)
@@ -403,6 +455,9 @@ class Runtime:
         why, explained = f"its worker {reason}", False
         if code == EXIT_NO_DEVICE:
             why, explained = "its worker could not open it; the log says why" + (DRIVER_HINT if entry.kind == "gpu" else ""), True
+        elif code == EXIT_UNPLUGGED and entry.kind == "sim":
+            entry.present = False
+            why, explained = "unplugged (simulated)", True
         elif entry.kind == "gpu" and entry.pci and (gone := presence.gone(entry.pci)):
             why, explained = gone, True
         self.engine.device_lost(now, worker.device, worker.generation, why, explained=explained)
@@ -433,14 +488,18 @@ class Runtime:
                 worker = self.supervisor.get(command.device, command.generation)
                 if worker is not None:
                     freed, worker.freed = worker.freed, []
-                    self.supervisor.send(worker, protocol.Run(command.batch, key, version, command.shape, command.offsets, freed))
+                    self.supervisor.send(worker, _run(command, key, version, freed))
                     metrics.batch(command.device, key, len(command.offsets))
+                    if self.devices[command.device].kind in ("gpu", "sim"):
+                        metrics.link(command.device, "h2d", bytes_of_row(command.shape) * len(command.offsets))
             case c.Fill():
                 ticket = self._tickets.get(command.frame)
                 if ticket is None:
                     self.engine.fill_failed(self.now(), command.frame, "client_left", "")
+                elif 0 < ticket.row_bytes * len(ticket.rows) <= FILL_HERE:
+                    self._on_filled(command.frame, *self._fill(ticket, command.offset))
                 else:
-                    self._pool.submit(self._fill_in_thread, command.frame, ticket, command.offset, len(ticket.rows))
+                    self._pool.submit(self._fill_in_thread, command.frame, ticket, command.offset)
             case c.Refuse():
                 self._refused(command)
             case c.Start():
@@ -455,7 +514,8 @@ class Runtime:
                 member = self.networks[command.network]
                 worker = self.supervisor.get(command.device, command.generation)
                 if worker is not None:
-                    self.supervisor.send(worker, protocol.Load(key, version, str(member.spec.directory.absolute()), member.part))
+                    folder, backend = str(member.spec.directory.absolute()), member.spec.toml.backend
+                    self.supervisor.send(worker, protocol.Load(key, version, folder, member.part, backend))
             case c.Unload():
                 key, _, version = command.network.rpartition("@")
                 if (worker := self.supervisor.get(command.device, command.generation)) is not None:
@@ -497,17 +557,25 @@ class Runtime:
             return
         del self._tickets[command.frame]
         metrics.frame(ticket.network, command.device, ticket.problem.slug if ticket.problem else "answered")
+        member = self.networks.get(ticket.network)
         if ticket.future.done():
             return
         if ticket.problem is not None:
+            if member is not None:
+                member.statistics.failed(self.now() - ticket.arrived)
             ticket.future.set_exception(ticket.problem)
             return
-        queue = max(0.0, self.now() - ticket.arrived - ticket.decode - ticket.infer)
+        total = self.now() - ticket.arrived
+        queue = max(0.0, total - ticket.decode - ticket.infer)
+        if member is not None:
+            member.statistics.answered(total, queue, ticket.decode, ticket.infer)
         ticket.future.set_result(Outcome(ticket.rows, command.device, command.degraded, ticket.filled, ticket.decode, queue, ticket.infer))
 
     def _refused(self, command: c.Refuse) -> None:
         ticket = self._tickets.pop(command.frame)
         metrics.frame(ticket.network, "", command.slug)
+        if (member := self.networks.get(ticket.network)) is not None:
+            member.statistics.failed(self.now() - ticket.arrived)
         if command.slug == "poison_frame" and ticket.body is not None:
             self.engine.remember_poison(self.now(), _digest(ticket.body))
         if not ticket.future.done():
@@ -520,7 +588,9 @@ class Runtime:
         elif not entry.present:
             self.engine.not_found(self.now(), entry.id, command.generation, "unplugged (simulated)")
         else:
-            self._spawn(entry, command.generation, f"{entry.spec},fault={entry.start_fault}" if entry.start_fault else entry.spec)
+            faults = [f",fault={fault}@{phase}" if phase else f",fault={fault}" for phase, fault in entry.faults.items()]
+            self._spawn(entry, command.generation, entry.spec + "".join(faults))
+            entry.faults = {phase: fault for phase, fault in entry.faults.items() if not phase}  # in its phase a fault strikes once
 
     async def _find_and_start(self, entry: DeviceEntry, generation: int) -> None:
         """Ask the driver for the GPU first: it may be unplugged, or its driver may hang."""
@@ -545,10 +615,31 @@ class Runtime:
         member = self.networks.get(command.network)
         if member is None:
             return
-        reference = next((member.golden[d] for d, e in self.devices.items() if e.kind == "cpu" and d in member.golden), None)
-        got = member.golden.get(command.device)
-        why = "" if reference is None or got is None else agree(reference, got, member.spec)
+        got = member.golden[command.device]
+        reference = self._reference(member, command.device)
+        if reference is None:
+            why = plausible(got)
+            if not why and not (member.spec.directory / "golden.npz").is_file():
+                log.warning(
+                    "%s: nothing proves its answers of %s: the CPU does not hold the model (standby), and it has no golden.npz. They are "
+                    "finite and fit the decoder; from now on they are what it and others are compared with",
+                    command.device,
+                    command.network,
+                )
+        else:
+            why = agree(reference, got, member.spec)
+        if not why:
+            member.accepted.setdefault(command.device, got)
         self.engine.golden_checked(self.now(), command.device, command.generation, command.network, not why, why)
+
+    def _reference(self, member: Member, device: str) -> dict[str, np.ndarray] | None:
+        """What the device's golden answers are compared with: the CPU's, or what was accepted of itself or of another device before."""
+        cpu = next((member.golden[d] for d, e in self.devices.items() if e.kind == "cpu" and d in member.golden), None)
+        return cpu or member.accepted.get(device) or next(iter(member.accepted.values()), None)
+
+    def _proved_before(self, member: Member, device: str) -> bool:
+        """The network was accepted somewhere, so that its files are right and an accelerator that refuses it for its answers is wrong."""
+        return self.devices[device].kind in ("gpu", "sim") and self._reference(member, device) is not None
 
     # ---------------------------------------------------------------- time
 
@@ -571,11 +662,32 @@ class Runtime:
         self._act()
 
 
+def _run(command: c.Dispatch, key: str, version: str, freed: list[int]) -> protocol.Run:
+    slots = isinstance(command.shape[0], protocol.Slot)
+    return protocol.Run(
+        command.batch, key, version, () if slots else command.shape, command.offsets, freed, command.shape if slots else ()
+    )
+
+
 def _split(member: Member, outputs: dict[str, np.ndarray], n: int) -> list[dict[str, np.ndarray]]:
+    if member.loaded is not None and member.loaded.whole:
+        return [outputs]
     if member.part:
         return [{name: array[i] for name, array in outputs.items()} for i in range(n)]
     return tasks.rows(member.spec.toml.output.decoder, outputs, n)
 
 
-def _digest(body: bytes) -> bytes:
+def _compare_power(entry: DeviceEntry, watts: float) -> None:
+    """Without a persistence daemon the driver forgets a power limit when its last user leaves, so a card may come back with another one."""
+    entry.power_limit_w = entry.power_limit_w or watts
+    entry.notice = ""
+    if watts and abs(watts - entry.power_limit_w) > 1:
+        entry.notice = (
+            f"its power limit is {watts:.0f} W since it came back, it was {entry.power_limit_w:.0f} W; "
+            f"`nvidia-smi -pl {entry.power_limit_w:.0f}` (as root) sets it, `outboard devices reset {entry.id}` takes it as it is"
+        )
+        log.warning("%s: %s", entry.id, entry.notice)
+
+
+def _digest(body: bytes | memoryview) -> bytes:
     return hashlib.blake2b(body, digest_size=16).digest()
