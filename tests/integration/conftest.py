@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import graphs
+from integration.oipkit import OipServer, oip_serving, repository
 from integration.serverkit import Server, serving
 
 
@@ -31,4 +32,11 @@ def small_models(folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(small_models(tmp_path_factory.mktemp("models"))) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def oip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OipServer]:
+    """A server over tensor models that speaks the Open Inference Protocol by HTTP and gRPC."""
+    with oip_serving(repository(tmp_path_factory.mktemp("oip"))) as running:
         yield running

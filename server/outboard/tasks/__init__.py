@@ -29,11 +29,11 @@ class Decoder(NamedTuple):
 
 
 def by_first_axis(outputs: Outputs, n: int) -> list[Outputs]:
-    """Row i of each output is row i of the batch."""
+    """Row i of each output is row i of the batch: an array even where it is one value."""
     for name, array in outputs.items():
         if array.ndim == 0 or len(array) != n:
             raise _not_a_batch(name, array, n, f"{n} rows on the first axis, one for each image")
-    return [{name: array[i] for name, array in outputs.items()} for i in range(n)]
+    return [{name: array[i, ...] for name, array in outputs.items()} for i in range(n)]
 
 
 def by_batch_column(outputs: Outputs, n: int) -> list[Outputs]:
