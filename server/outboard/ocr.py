@@ -12,6 +12,7 @@ import numpy as np
 
 import outboard.tasks.text as text
 from outboard import tasks
+from outboard.core.state import Sender
 from outboard.imaging.decode import decode
 from outboard.imaging.fit import fit
 from outboard.imaging.geometry import Geometry
@@ -23,7 +24,7 @@ from outboard.tasks.results import Texts
 
 
 async def read_text(
-    runtime: Runtime, version: Version, body: bytes, header: Header, options: tasks.Options, deadline: float
+    runtime: Runtime, version: Version, body: bytes, header: Header, options: tasks.Options, deadline: float, sender: Sender
 ) -> tuple[dict[str, Any], Outcome]:
     """The answer's content, and an outcome that sums the steps up. Raises Problem."""
     networks = version.spec.networks
@@ -35,12 +36,15 @@ async def read_text(
         return fit(pixels, header, given, rows[0])
 
     width, height = networks["det"].input.size
-    page = await runtime.submit(version.ids["det"], (height, width, 3), fill_page, deadline=deadline, kind=header.format, body=body)
+    page = await runtime.submit(
+        version.ids["det"], (height, width, 3), fill_page, deadline=deadline, kind=header.format, body=body, sender=sender
+    )
+    lines_of = Sender(sender.station)  # what has begun is finished: a newer page takes the place of a page only
     polygons, _ = await runtime.in_thread(text.text_boxes, page.rows[0], page.filled)
     crops = await runtime.in_thread(lambda: [text.crop(kept["pixels"], polygon) for polygon in polygons])
-    turns = await _each(runtime, version, "cls", crops, deadline)
+    turns = await _each(runtime, version, "cls", crops, deadline, lines_of)
     upright = [text.upright(crop, turn.rows[0]) for crop, turn in zip(crops, turns, strict=True)]
-    lines = await _each(runtime, version, "rec", upright, deadline)
+    lines = await _each(runtime, version, "rec", upright, deadline, lines_of)
     read = [text.ctc(line.rows[0], version.spec.labels) for line in lines]
     least = version.spec.toml.output.min_score if options.min_score is None else options.min_score
     good = [i for i, (line, score) in enumerate(read) if line and score >= least][: options.top_k]
@@ -63,7 +67,9 @@ async def read_text(
     return answer_body(result, version.spec, page.filled), total
 
 
-async def _each(runtime: Runtime, version: Version, part: str, crops: list[np.ndarray], deadline: float) -> list[Outcome]:
+async def _each(
+    runtime: Runtime, version: Version, part: str, crops: list[np.ndarray], deadline: float, sender: Sender
+) -> list[Outcome]:
     """Run every crop through a part of the pipeline, as a frame of its own whose width is one of the part's buckets."""
     given = version.spec.networks[part].input
 
@@ -73,7 +79,7 @@ async def _each(runtime: Runtime, version: Version, part: str, crops: list[np.nd
         def fill(rows: np.ndarray) -> None:
             rows[0] = row
 
-        return runtime.submit(version.ids[part], row.shape, fill, deadline=deadline)
+        return runtime.submit(version.ids[part], row.shape, fill, deadline=deadline, sender=sender)
 
     futures = [submit(crop) for crop in crops]
     try:

@@ -197,10 +197,11 @@ class Stream:
         while self._kept and self._kept[0].seq <= seq:
             self._drop_oldest()
 
-    def tell(self) -> list[Outcome]:
-        """Outcomes that the link was not told yet, in order; they count as told from now on."""
-        untold = [self._kept[-i] for i in range(self._untold, 0, -1)]
-        self._untold = self._untold_bytes = 0
+    def tell(self, most: int = 1 << 30) -> list[Outcome]:
+        """Up to `most` outcomes that the link was not told yet, in order; they count as told from now on."""
+        untold = [self._kept[-i] for i in range(self._untold, max(0, self._untold - most), -1)]
+        self._untold -= len(untold)
+        self._untold_bytes -= sum(len(outcome.text) for outcome in untold)
         self._forget()
         return untold
 

@@ -1,16 +1,21 @@
-"""uvicorn's HTTP protocol with bodies handed over in large pieces.
+"""uvicorn's protocols, as a server of images needs them: HTTP bodies in large pieces, WebSockets that outlive a stall.
 
 uvicorn appends every 64 KiB that arrive to a growing bytearray, wakes the application for them and hands it a copy, so a 4K JPEG of
 1.55 MB costs 24 turns of the event loop and three copies. Here the pieces are kept as they came and joined once, when the body is
-complete or `PIECE` bytes of it are there, so that what is too large is still refused while it comes.
+complete or `PIECE` bytes of it are there, so that what is too large is still refused while it comes. A stream of frames by POST is
+handed over as it comes.
 """
 
 from __future__ import annotations
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from outboard.http.connection import Connection
 
 #: Bytes of a body that are collected before the application sees them.
 PIECE = 4 << 20
+#: Seconds for which a client that broke the protocol is still listened to, so that it hears why.
+LINGER = 5.0
 
 
 class Pieces:
@@ -32,13 +37,14 @@ class Pieces:
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
 
-class Protocol(HttpToolsProtocol):
-    """For `uvicorn.Config(http=…)`."""
+class Protocol(Connection):
+    """For `uvicorn.Config(http=…)`, by way of `connection.limited`."""
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         if self.cycle is not None and not self.cycle.body:
             self.cycle.body = Pieces()  # type: ignore[assignment]
+        self._at_once = self.endless
 
     def on_body(self, body: bytes) -> None:
         cycle = self.cycle
@@ -48,3 +54,34 @@ class Protocol(HttpToolsProtocol):
         if len(cycle.body) > PIECE:
             self.flow.pause_reading()
             cycle.message_event.set()
+        elif self._at_once:
+            cycle.message_event.set()
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """For `uvicorn.Config(ws=…)`."""
+
+    def keepalive_timeout(self) -> None:
+        """No pong has come. While this side does not read, which is how back-pressure works, it may well be there: wait on."""
+        if self.read_paused and self.ping_timeout is not None:
+            self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
+        else:
+            super().keepalive_timeout()
+
+    def data_received(self, data: bytes) -> None:
+        if self.conn.parser_exc is None:
+            super().data_received(data)
+
+    def handle_parser_exception(self) -> None:
+        """A message too large, or no WebSocket message at all. Its rest is still on the way: closed at once, with bytes unread, the kernel
+        would reset the connection, and the client see neither code nor reason (1006 instead of 1009)."""
+        close = self.conn.close_sent
+        assert close is not None
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.stop_keepalive()
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(LINGER, self.transport.close)

@@ -49,6 +49,8 @@ def decode(
     """
     if min_size and header.orientation >= 5:
         min_size = min_size[::-1]
+    if header.format == "raw":
+        return np.frombuffer(data, np.uint8).reshape(header.height, header.width, 3)
     try:
         if header.format == "jpeg" and header.mode != "CMYK":
             pixels = _jpeg(data, header, min_size)

@@ -60,7 +60,7 @@ _SNIFF: tuple[tuple[bytes, str], ...] = (
 class Header(msgspec.Struct, frozen=True):
     """What is known of an image before it is decoded. `width` and `height` are upright, the coded ones as stored in the file."""
 
-    format: Literal["jpeg", "png", "webp", "heif"]
+    format: Literal["jpeg", "png", "webp", "heif", "raw"]  #: raw: upright uint8 RGB pixels, row by row
     coded_width: int
     coded_height: int
     orientation: int = 1  #: the EXIF value, 1 to 8; 1: none

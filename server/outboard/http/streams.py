@@ -1,0 +1,134 @@
+"""/v1/streams: what streams there are, and watching one. A viewer that is slow misses frames; it never holds the stream back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query
+from starlette.responses import Response, StreamingResponse
+
+from outboard.imaging.decode import decode
+from outboard.imaging.draw import draw
+from outboard.imaging.header import read_header
+from outboard.problems import Problem
+from outboard.streams import Hub, Newest, OpenStream
+
+#: Proxies cut a stream of events that is silent for a minute (H18).
+BEAT_S = 15.0
+BOUNDARY = "frame"
+_LIVE = {"Cache-Control": "no-cache, no-store", "X-Accel-Buffering": "no"}
+_encode = msgspec.json.encode
+
+
+def _json(value: Any) -> Response:
+    return Response(_encode(value), media_type="application/json")
+
+
+class _Pictures:
+    """Newest frames as JPEG, drawn once for all who watch."""
+
+    def __init__(self, hub: Hub):
+        self._hub = hub
+        self._drawn: dict[tuple[str, int], tuple[int, asyncio.Task[bytes]]] = {}  # (stream, width) -> (seq, JPEG)
+
+    async def drawn(self, stream: OpenStream, newest: Newest, width: int) -> bytes:
+        """With its answer drawn on, at most about `width` wide; 0: as large as it is."""
+        key = (stream.session, width)
+        seq, task = self._drawn.get(key, (0, None))
+        if task is None or seq != newest.seq:
+            if len(self._drawn) > 256:  # streams come and go
+                self._drawn.clear()
+            task = asyncio.create_task(self._hub.runtime.in_thread(self._draw, newest, newest.answer, width))
+            self._drawn[key] = newest.seq, task
+        return await asyncio.shield(task)
+
+    async def plain(self, newest: Newest) -> bytes:
+        """As it was sent, if that was JPEG."""
+        if bytes(newest.frame.image[:3]) == b"\xff\xd8\xff":
+            return bytes(newest.frame.image)
+        return await self._hub.runtime.in_thread(self._draw, newest, {"image": newest.answer["image"]}, 0)
+
+    def _draw(self, newest: Newest, answer: dict[str, Any], width: int) -> bytes:
+        image = newest.frame.image
+        header = read_header(image, max_pixels=self._hub.runtime.settings.limits.pixels)
+        small = (width, max(1, round(width * header.height / header.width))) if 0 < width < header.width else None
+        return draw(decode(image, header, min_size=small), answer, quality=80 if width else 90)
+
+
+def router(hub: Hub) -> APIRouter:
+    routes = APIRouter(tags=["streams"])
+    pictures = _Pictures(hub)
+
+    @routes.get("/v1/streams", summary="Every stream, with its figures")
+    async def streams() -> Response:
+        return _json({"streams": hub.entries()})
+
+    @routes.get("/v1/streams/{id}", summary="One stream")
+    async def stream(id: str) -> Response:
+        return _json(hub.get(id).entry())
+
+    @routes.get("/v1/streams/{id}/events", summary="Results, drops and states as server-sent events")
+    async def events(id: str) -> Response:
+        return StreamingResponse(_events(hub.get(id)), media_type="text/event-stream", headers=_LIVE)
+
+    @routes.get("/v1/streams/{id}/latest.jpg", summary="The newest answered frame")
+    async def latest(id: str, draw: Annotated[bool, Query(description="with the answer drawn on it")] = False) -> Response:
+        stream = hub.get(id)
+        newest = stream.newest
+        if newest is None:
+            raise Problem("not_found", f"no frame of stream {id[:100]!r} has been answered yet")
+        body = await (pictures.drawn(stream, newest, 0) if draw else pictures.plain(newest))
+        age = newest.age + hub.now() - newest.at
+        return Response(
+            body, media_type="image/jpeg", headers=_LIVE | {"X-Outboard-Seq": str(newest.seq), "X-Outboard-Age-Ms": f"{age * 1e3:.0f}"}
+        )
+
+    @routes.get("/v1/streams/{id}/preview.mjpeg", summary="A moving picture with the answers drawn on")
+    async def preview(
+        id: str, fps: Annotated[float, Query(gt=0, le=60)] = 10.0, width: Annotated[int, Query(ge=64, le=8192)] = 960
+    ) -> Response:
+        stream = hub.get(id)
+        media_type = f"multipart/x-mixed-replace;boundary={BOUNDARY}"
+        return StreamingResponse(_preview(hub, pictures, stream, fps, width), media_type=media_type, headers=_LIVE)
+
+    return routes
+
+
+async def _events(stream: OpenStream) -> AsyncIterator[bytes]:
+    with stream.watched() as viewer:
+        yield _event("state", 0, _encode({"type": "state", **stream.where()}))
+        while not (viewer.ended and viewer.empty):
+            texts = await viewer.get(BEAT_S)
+            yield b"".join([_event(*text) for text in texts]) or b": still here\n\n"
+    yield _event("end", 0, b"{}")
+
+
+def _event(kind: str, seq: int, text: bytes) -> bytes:
+    return (b"id: %d\n" % seq if seq else b"") + b"event: " + kind.encode() + b"\ndata: " + text + b"\n\n"
+
+
+async def _preview(hub: Hub, pictures: _Pictures, stream: OpenStream, fps: float, width: int) -> AsyncIterator[bytes]:
+    """The newest frame, each time the viewer has taken the one before."""
+    news = asyncio.Event()
+    stream.watchers.add(news)
+    shown = 0
+    try:
+        while not stream.ended:
+            began = hub.now()
+            news.clear()
+            if (newest := stream.newest) is not None and newest.seq != shown:
+                shown = newest.seq
+                body = await pictures.drawn(stream, newest, width)
+                yield b"--%s\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\nX-Outboard-Seq: %d\r\n\r\n%s\r\n" % (
+                    BOUNDARY.encode(),
+                    len(body),
+                    shown,
+                    body,
+                )
+            await asyncio.sleep(began + 1 / fps - hub.now())
+            await news.wait()
+    finally:
+        stream.watchers.discard(news)
