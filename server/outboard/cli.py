@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from outboard.plan.command import EXAMPLE as PLAN_EXAMPLE
+from outboard.plan.command import plan as plan_command
 from outboard.settings import Settings, SettingsError
 from outboard.settings import load as load_settings
 
@@ -243,6 +245,8 @@ def _check(directory: Path) -> list[dict[str, Any]]:
         entries.append(entry)
     return entries
 
+
+app.command("plan", epilog=PLAN_EXAMPLE)(plan_command)
 
 Device = Annotated[str, typer.Argument(help="The device's id, such as sim:0 or cuda:0; `outboard devices` lists them.")]
 

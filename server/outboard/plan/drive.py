@@ -1,0 +1,259 @@
+"""The engine in virtual time: the driver of `outboard plan`, what `runtime.py` is in real time.
+
+`play` takes a machine and the frames that arrive, and says how each of them ended and what was busy for how long. It decides nothing: the
+engine is the server's own. The same machine and arrivals give the same result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+
+from outboard.core import commands as c
+from outboard.core.engine import Engine, EngineConfig
+from outboard.core.state import Network, Sender
+from outboard.plan.machine import PIPELINE, Machine
+
+_NETWORK, _DEVICE = "model", "gpu:0"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A frame reaches the server whole at `at`, seconds from the start."""
+
+    at: float
+    station: str
+    nbytes: int
+    decode: float  #: seconds of a core until its row lies in frame memory
+
+
+@dataclass(slots=True)
+class Ending:
+    """`end` is "answered" or the slug of a refusal; `at` when the answer had left."""
+
+    arrival: Arrival
+    end: str = ""
+    at: float = 0.0
+
+
+@dataclass
+class Log:
+    """What happened. Busy times are in seconds, `decode` in seconds of one core."""
+
+    endings: list[Ending]
+    duration: float = 0.0  #: until the last ending
+    link: float = 0.0
+    compute: float = 0.0
+    cores: float = 0.0
+    batches: list[int] = field(default_factory=list)  #: rows of each
+
+
+class Turns:
+    """One after the other, in the order of asking: a cable, a processor."""
+
+    def __init__(self, play: _Play):
+        self._play = play
+        self._free = 0.0
+        self.busy = 0.0
+
+    def take(self, seconds: float, then: Callable[[], None]) -> None:
+        self._free = max(self._play.now, self._free) + seconds
+        self.busy += seconds
+        self._play.at(self._free, then)
+
+
+class Cores:
+    """Cores that share their time evenly among the threads that want to run."""
+
+    def __init__(self, play: _Play, cores: int):
+        self._play = play
+        self._cores = cores
+        self._jobs: dict[int, tuple[float, Callable[[], None]]] = {}  # work done by every job when this one is done -> what then
+        self._each = 0.0  # work that each job has been given since the start
+        self._since = 0.0
+        self._n = 0
+        self._due = 0
+        self.busy = 0.0
+
+    def run(self, seconds: float, then: Callable[[], None]) -> None:
+        self._advance()
+        self._n += 1
+        self._jobs[self._n] = (self._each + seconds, then)
+        self.busy += seconds
+        self._plan()
+
+    def _rate(self) -> float:
+        return min(1.0, self._cores / len(self._jobs)) if self._jobs else 0.0
+
+    def _advance(self) -> None:
+        self._each += (self._play.now - self._since) * self._rate()
+        self._since = self._play.now
+
+    def _plan(self) -> None:
+        """Set the time of the next end; an earlier plan is void."""
+        self._due += 1
+        if self._jobs:
+            first = min(self._jobs, key=lambda job: (self._jobs[job][0], job))
+            left = max(0.0, self._jobs[first][0] - self._each)
+            self._play.at(self._play.now + left / self._rate(), lambda due=self._due: self._ends(due, first))
+
+    def _ends(self, due: int, job: int) -> None:
+        if due != self._due:
+            return
+        self._advance()
+        _, then = self._jobs.pop(job)
+        self._plan()
+        then()
+
+
+class Loop:
+    """The front's event loop: one thing at a time, on a core that it shares with the decode threads."""
+
+    def __init__(self, cores: Cores):
+        self._cores = cores
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
+        self._running = False
+
+    def run(self, seconds: float, then: Callable[[], None]) -> None:
+        self._waiting.append((seconds, then))
+        if not self._running:
+            self._next()
+
+    def _next(self) -> None:
+        self._running = bool(self._waiting)
+        if self._waiting:
+            seconds, then = self._waiting.popleft()
+            self._cores.run(seconds, lambda: self._done(then))
+
+    def _done(self, then: Callable[[], None]) -> None:
+        then()
+        self._next()
+
+
+class _Play:
+    def __init__(self, machine: Machine, arrivals: Sequence[Arrival], allowed: float, live: bool, seed: int):
+        self.machine, self.allowed, self.live = machine, allowed, live
+        self.now = 0.0
+        host = machine.host
+        self.engine = Engine(EngineConfig(slab_bytes=host.slab_bytes, fill_slots=host.decode_threads), seed=seed)
+        self.cores = Cores(self, host.cores)
+        self.loop = Loop(self.cores)
+        self.wire, self.processor = Turns(self), Turns(self)
+        self.endings = [Ending(a) for a in arrivals]
+        self.batches: list[int] = []
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._n = 0
+        self._acting = False
+        self._open = len(arrivals)
+
+    def at(self, at: float, what: Callable[[], None]) -> None:
+        self._n += 1
+        heappush(self._heap, (at, self._n, what))
+
+    def run(self) -> Log:
+        engine, model = self.engine, self.machine.model
+        engine.add_network(0.0, Network(_NETWORK, max_rows=model.max_rows, max_delay=model.max_delay))
+        engine.add_device(0.0, _DEVICE, "gpu", PIPELINE, 0)
+        self._act()
+        for i, ending in enumerate(self.endings):
+            self.at(ending.arrival.at, lambda i=i: self._arrives(i))
+        while self._open:
+            timer = engine.next_timer()
+            if timer is not None and (not self._heap or timer < self._heap[0][0]):
+                self.now = max(self.now, timer)
+                engine.tick(self.now)
+                self._act()
+            else:
+                self.now, _, what = heappop(self._heap)
+                what()
+        return Log(self.endings, self.now, self.wire.busy, self.processor.busy, self.cores.busy, self.batches)
+
+    # ---------------------------------------------------------------- frames
+
+    def _arrives(self, i: int) -> None:
+        host = self.machine.host
+        self.loop.run(host.receive + host.receive_byte * self.endings[i].arrival.nbytes, lambda: self._admit(i))
+
+    def _admit(self, i: int) -> None:
+        a, model = self.endings[i].arrival, self.machine.model
+        self.engine.admit(
+            self.now,
+            i,
+            _NETWORK,
+            shape=model.shape,
+            row_bytes=model.row_bytes,
+            deadline=a.at + self.allowed,
+            fill_cost=a.decode,
+            sender=Sender(a.station, live=a.station if self.live else ""),
+        )
+        self._act()
+
+    def _filled(self, frame: int) -> None:
+        self.engine.filled(self.now, frame)
+        self._act()
+
+    def _ends(self, i: int, end: str) -> None:
+        ending = self.endings[i]
+        assert not ending.end, f"frame {i} ended twice: {ending.end}, {end}"
+        ending.end, ending.at = end, self.now
+        self._open -= 1
+
+    # ---------------------------------------------------------------- batches
+
+    def _upload(self, command: c.Dispatch) -> None:
+        rows = len(command.offsets)
+        self.batches.append(rows)
+        began = self.now
+        upload, compute, download = self.machine.batch(rows)
+        self.wire.take(
+            upload,
+            lambda: self.processor.take(compute, lambda: self.wire.take(download, lambda: self._batch_done(command, began))),
+        )
+
+    def _batch_done(self, command: c.Dispatch, began: float) -> None:
+        self.engine.batch_done(self.now, command.device, command.generation, command.batch, self.now - began)
+        self._act()
+
+    # ---------------------------------------------------------------- commands
+
+    def _act(self) -> None:
+        """Carry out what the engine has decided, in order; what that leads to at once follows in the same loop."""
+        if self._acting:
+            return
+        self._acting = True
+        while commands := self.engine.take():
+            for command in commands:
+                self._carry_out(command)
+        self._acting = False
+
+    def _carry_out(self, command: c.Command) -> None:
+        match command:
+            case c.Fill():
+                self.cores.run(self.endings[command.frame].arrival.decode, lambda: self._filled(command.frame))
+            case c.Dispatch():
+                self._upload(command)
+            case c.RowDone():
+                if command.last:
+                    self.loop.run(self.machine.host.respond, lambda: self._ends(command.frame, "answered"))
+            case c.Refuse():
+                self._ends(command.frame, command.slug)
+            case c.Start():
+                self.engine.hello(self.now, command.device, command.generation)
+            case c.Load():
+                self.engine.loaded(
+                    self.now, command.device, command.generation, command.network, self.machine.costs(), self.machine.model.fixed_rows
+                )
+            case c.CheckGolden():
+                self.engine.golden_checked(self.now, command.device, command.generation, command.network, True)
+            case c.Ping():
+                self.engine.heard(self.now, command.device, command.generation)
+            case c.Kill():
+                raise RuntimeError(f"at {self.now:.3f} s the engine gave up a device that never fails; this is a bug, please report it")
+
+
+def play(machine: Machine, arrivals: Sequence[Arrival], *, allowed: float = inf, live: bool = True, seed: int = 0) -> Log:
+    """Every arrival to its end. `allowed`: seconds after which an answer is worthless; `live`: of each station the newest frame wins."""
+    return _Play(machine, arrivals, allowed, live, seed).run()

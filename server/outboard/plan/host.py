@@ -1,0 +1,100 @@
+"""What a frame costs this machine's processor: measured where it can be in a second, else said where it is from."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from outboard import resources
+from outboard.plan.machine import Host
+from outboard.repository import Input
+
+#: Seconds of the event loop for each frame before its admission, for each byte of it, and after its answer: the request, its header,
+#: the engine, the messages to threads and workers, the answer as JSON. The byte is measured (1,783 requests a second of 1.55 MB, 12,700
+#: of 10 kB, on 2 cores); the rest is what `loadtests/plan_vs_live.py` finds on the same machine.
+RECEIVE, RECEIVE_BYTE, RESPOND = 0.5e-3, 0.31e-9, 0.7e-3
+#: JPEG qualities between which the cost of a byte is measured.
+QUALITIES = (60, 93)
+#: Seconds of decoding for each of them.
+BUDGET = 0.25
+
+
+def host(cores: int = 0) -> Host:
+    """This machine's, or one with so many cores that are as fast."""
+    cores = cores or resources.cores()
+    return Host(cores, cores + 1, RECEIVE, RECEIVE_BYTE, RESPOND, resources.frame_memory(0))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCost:
+    """Seconds of a core from a JPEG of one size in pixels to a row in frame memory: `base` and `per_byte`."""
+
+    base: float
+    per_byte: float
+
+    def seconds(self, nbytes: int) -> float:
+        return self.base + self.per_byte * nbytes
+
+
+def measure(width: int, height: int, given: Input) -> DecodeCost:
+    """Decode and fit a made-up photograph of this size as the server would, on as many threads as there are cores, in two qualities."""
+    import simplejpeg
+
+    from outboard.imaging.decode import decode
+    from outboard.imaging.fit import decode_size, fit
+    from outboard.imaging.header import read_header
+
+    pixels = photograph(width, height)
+    points = []
+    for quality in QUALITIES:
+        body = simplejpeg.encode_jpeg(pixels, quality, "RGB", "420")
+        header = read_header(body, max_pixels=width * height)
+        size = decode_size(header, given)
+
+        def once(body: bytes = body, header: object = header, size: tuple[int, int] | None = size) -> None:
+            row = np.empty((given.size[1], given.size[0], 3), np.uint8)
+            fit(decode(body, header, min_size=size, background=given.background), header, given, row)
+
+        points.append((len(body), _busy_seconds(once, resources.cores())))
+    (small, fast), (large, slow) = points
+    per_byte = max(0.0, (slow - fast) / (large - small))
+    return DecodeCost(max(0.0, fast - per_byte * small), per_byte)
+
+
+def _busy_seconds(work: Callable[[], None], threads: int) -> float:
+    """Seconds of `work` while so many threads do it: a quick one of several, as whatever else the machine does only adds to them."""
+    times: list[float] = []
+
+    def repeat() -> None:
+        work()  # pages and caches
+        end, n = time.perf_counter() + BUDGET, 0
+        while n < 3 or time.perf_counter() < end:
+            began = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - began)
+            n += 1
+
+    running = [threading.Thread(target=repeat, name="measure") for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return sorted(times)[len(times) // 4]
+
+
+def photograph(width: int, height: int) -> np.ndarray:
+    """uint8 [height, width, 3], the same each time: soft shapes, edges and a camera's noise, so that its JPEG costs what a photograph's
+    does."""
+    import cv2
+
+    rng = np.random.default_rng(0)
+    total = np.zeros((height, width, 3), np.float32)
+    for cells, weight in ((8, 70.0), (64, 35.0), (512, 18.0)):
+        coarse = rng.standard_normal((max(2, cells * height // width), cells, 3)).astype(np.float32)
+        total += weight * cv2.resize(coarse, (width, height), interpolation=cv2.INTER_NEAREST if cells == 64 else cv2.INTER_CUBIC)
+    total += 128 + 4 * rng.standard_normal((height, width, 1)).astype(np.float32)
+    return np.clip(total, 0, 255).astype(np.uint8)

@@ -1,0 +1,91 @@
+"""The machine that a plan is made for: its host, its link and what a network costs on its card. Bytes and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outboard.core.costs import BatchCost, Costs
+from outboard.core.link import Link
+from outboard.devices.simulated import LATENCY, LINKS
+
+#: Where the figures of `--link` names come from (devices/simulated.py has the figures).
+LINK_SOURCES: dict[str, str] = {
+    "thunderbolt3": "secondary source, 19-22 Gb/s in many set-ups (unanswered.io/guide/egpu-bandwidth-requirements)",
+    "thunderbolt4": "secondary source, 19-22 Gb/s in many set-ups (unanswered.io/guide/egpu-bandwidth-requirements)",
+    "usb4": "secondary source, 19-22 Gb/s in many set-ups (unanswered.io/guide/egpu-bandwidth-requirements)",
+    "thunderbolt5": "measured with an RTX 5070 Ti by Tom's Hardware",
+    "oculink": "measured with an RTX 5070 Ti by Tom's Hardware",
+    "pcie4x16": "measured, NVIDIA/nvbandwidth issue 15",
+}
+
+#: Batches that a device holds at once: the upload of one under the compute of the other (devices/discovery.py).
+PIPELINE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """`cores` are shared by the decode threads and the event loop; a frame occupies the loop for `receive` before it is admitted and for
+    `respond` after its answer has come."""
+
+    cores: int
+    decode_threads: int
+    receive: float
+    receive_byte: float
+    respond: float
+    slab_bytes: int = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A network as the link and the engine see it. `compute` are (rows, seconds) on the card; between them the cost is linear."""
+
+    shape: tuple[int, ...]
+    row_bytes: int
+    answer_bytes: int
+    max_rows: int
+    compute: Sequence[tuple[int, float]]
+    fixed_rows: int = 0
+    max_delay: float = 0.0
+
+    def seconds(self, rows: int) -> float:
+        return Costs(self.compute).expected(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    host: Host
+    link: Link
+    model: Model
+
+    def batch(self, rows: int) -> tuple[float, float, float]:
+        """Seconds of a batch: upload, compute, download."""
+        rows = max(rows, self.model.fixed_rows)
+        model = self.model
+        return self.link.upload(rows * model.row_bytes), model.seconds(rows), self.link.download(rows * model.answer_bytes)
+
+    def costs(self) -> list[BatchCost]:
+        """What a worker would have measured on this card behind this link."""
+        sizes = [1]
+        while sizes[-1] < self.model.max_rows:
+            sizes.append(min(2 * sizes[-1], self.model.max_rows))
+        found = []
+        for rows in sizes:
+            upload, compute, download = self.batch(rows)
+            alone = upload + compute + download
+            found.append(BatchCost(rows, max(compute, upload + download, alone / PIPELINE), alone, upload))
+        return found
+
+
+def link(name: str) -> Link:
+    """The link of that name, or of so many GB/s each way: "2.1". Raises ValueError with what was expected."""
+    if name in LINKS:
+        h2d, d2h = LINKS[name]
+    else:
+        try:
+            h2d = d2h = float(name.lower().removesuffix("gb/s").strip()) * 1e9
+        except ValueError:
+            h2d = d2h = 0.0
+        if not 1e6 <= h2d <= 1e12:
+            raise ValueError(f"{name!r} is no link: expected one of {', '.join(LINKS)}, or a measured rate in GB/s such as 2.1")
+    return Link(h2d, d2h, LATENCY, LATENCY, h2d, d2h)

@@ -1,0 +1,182 @@
+"""What would hold: a set-up, played through the engine, and what its frames would have met."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from outboard.plan import roofline
+from outboard.plan.arrivals import Recorded
+from outboard.plan.cards import Card
+from outboard.plan.drive import Arrival, Log, play
+from outboard.plan.host import DecodeCost
+from outboard.plan.machine import Host, Machine, Model, link
+from outboard.plan.roofline import BEST, WORST, Efficiency
+from outboard.plan.workload import Workload
+
+#: A plan holds when this share of every station's frames is answered, in time where there is a deadline.
+ANSWERED = 0.99
+#: Frames that ended so are drops of a live stream or came too late; all other ends are refusals.
+DROPS = ("superseded", "deadline_missed")
+#: A resource that is used more than this is what limits; below it, lateness has another cause.
+FULL = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A card that is not here."""
+
+    workload: Workload
+    card: Card
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds of a batch by its rows, known: measured, or given."""
+
+    points: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The frames that arrive. `decode` by (width, height)."""
+
+    frames: Sequence[Recorded]
+    decode: Mapping[tuple[int, int], DecodeCost]
+    deadline: float = inf
+    live: bool = True
+    seed: int = 0
+
+    def arrivals(self) -> list[Arrival]:
+        return [Arrival(f.t, f.station, f.bytes, self.decode[f.width, f.height].seconds(f.bytes)) for f in self.frames]
+
+    def until(self, seconds: float) -> Demand:
+        """Its beginning, to try things out with."""
+        return dataclasses.replace(self, frames=[f for f in self.frames if f.t < seconds])
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All that a prediction follows from. `max_rows` bounds a batch, as `[batching] max` does."""
+
+    link: str
+    card: Estimate | Curve
+    host: Host
+    shape: tuple[int, ...]
+    row_bytes: int
+    answer_bytes: int
+    max_rows: int
+    demand: Demand
+    fixed_rows: int = 0
+    max_delay: float = 0.0
+
+    def machine(self, efficiency: Efficiency) -> Machine:
+        """Raises MemoryError where not one row fits the card."""
+        most, card = self.max_rows, self.card
+        if isinstance(card, Estimate):
+            most = min(most, roofline.most_rows(card.workload, card.card, card.precision))
+            if most < max(1, self.fixed_rows):
+                raise MemoryError(f"the model does not fit into {card.card.vram >> 30} GiB")
+            sizes = sorted({*(1 << i for i in range(most.bit_length())), most})
+            compute = [(n, roofline.seconds(card.workload, card.card, card.precision, efficiency, n)) for n in sizes]
+        else:
+            compute = list(card.points)
+        model = Model(self.shape, self.row_bytes, self.answer_bytes, most, compute, self.fixed_rows, self.max_delay)
+        return Machine(self.host, link(self.link), model)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Times in seconds; `fps` is answered frames a second of a station, on average; `use` are shares of what each resource could do."""
+
+    fps: float
+    fps_asked: float
+    age_p50: float
+    age_p99: float
+    sent: int
+    answered: int
+    dropped: int
+    refused: int
+    rows: float  #: of a batch, on average
+    use: dict[str, float]
+    bottleneck: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A set-up's predictions at both ends of the range; the same one twice where nothing is estimated."""
+
+    setup: Setup
+    worst: Prediction
+    best: Prediction
+
+    @property
+    def estimate(self) -> bool:
+        return isinstance(self.setup.card, Estimate)
+
+
+def plan(setup: Setup) -> Plan:
+    worst = predict(setup, WORST)
+    return Plan(setup, worst, predict(setup, BEST) if isinstance(setup.card, Estimate) else worst)
+
+
+def predict(setup: Setup, efficiency: Efficiency = WORST) -> Prediction:
+    demand = setup.demand
+    try:
+        machine = setup.machine(efficiency)
+    except MemoryError:
+        n, use = len(demand.frames), {"link": 0.0, "compute": 0.0, "decode": 0.0}
+        return Prediction(0.0, _asked(demand), inf, inf, n, 0, 0, n, 0.0, use, "memory", False)
+    return _summary(play(machine, demand.arrivals(), allowed=demand.deadline, live=demand.live, seed=demand.seed), demand, setup.host)
+
+
+def _span(demand: Demand) -> float:
+    """Seconds of the demand: from the first frame to one mean interval after the last."""
+    first, last = demand.frames[0].t, demand.frames[-1].t
+    stations = len({f.station for f in demand.frames})
+    each = len(demand.frames) / stations
+    return max((last - first) * each / max(each - 1, 1), 1e-9)
+
+
+def _asked(demand: Demand) -> float:
+    return len(demand.frames) / len({f.station for f in demand.frames}) / _span(demand)
+
+
+def _summary(log: Log, demand: Demand, host: Host) -> Prediction:
+    sent = Counter(e.arrival.station for e in log.endings)
+    answered = Counter(e.arrival.station for e in log.endings if e.end == "answered")
+    dropped = sum(e.end in DROPS for e in log.endings)
+    ages = sorted(e.at - e.arrival.at for e in log.endings if e.end == "answered")
+    use = {
+        "link": log.link / log.duration,
+        "compute": log.compute / log.duration,
+        "decode": log.cores / log.duration / host.cores,
+    }
+    holds = all(answered[station] >= ANSWERED * n for station, n in sent.items())
+    fullest = max(use, key=lambda name: use[name])
+    late = not holds and use[fullest] < FULL and demand.deadline < inf
+    total = sum(answered.values())
+    return Prediction(
+        fps=total / len(sent) / _span(demand),
+        fps_asked=_asked(demand),
+        age_p50=quantile(ages, 0.5),
+        age_p99=quantile(ages, 0.99),
+        sent=len(log.endings),
+        answered=total,
+        dropped=dropped,
+        refused=len(log.endings) - total - dropped,
+        rows=sum(log.batches) / max(1, len(log.batches)),
+        use=use,
+        bottleneck="deadline" if late else fullest,
+        holds=holds,
+    )
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """Of sorted values: the smallest that at least a share `q` of them does not exceed; inf of none."""
+    return values[min(len(values) - 1, int(q * len(values)))] if values else inf
