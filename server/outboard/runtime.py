@@ -631,6 +631,7 @@ class Runtime:
         if not why:
             member.accepted.setdefault(command.device, got)
         self.engine.golden_checked(self.now(), command.device, command.generation, command.network, not why, why)
+        self._tell(command.network)
 
     def _reference(self, member: Member, device: str) -> dict[str, np.ndarray] | None:
         """What the device's golden answers are compared with: the CPU's, or what was accepted of itself or of another device before."""

@@ -108,8 +108,8 @@ def test_hello_names_the_processor_and_loaded_says_what_runs_and_what_it_costs(w
     assert network.provider == "CPUExecutionProvider"
     assert network.outputs == [("y", "float32", ["n", 3])]
     assert network.fixed_rows == 0
-    assert network.costs[0][0] == 1 and all(seconds > 0 for _, seconds in network.costs)
-    assert [rows for rows, _ in network.costs] == [1, 2, 4][: len(network.costs)]
+    assert network.costs[0].rows == 1 and all(cost.seconds > 0 for cost in network.costs)
+    assert [cost.rows for cost in network.costs] == [1, 2, 4][: len(network.costs)]
     assert worker.outputs(network)["y"].shape == (1, 3)
 
 

@@ -19,6 +19,9 @@ queued again, the worker is killed and nobody waits for it.
 Memory. A frame's rows are slab bytes from `Fill` until the frame is finished *and* no process that may still read them lives:
 batches of a lost generation hold them until `worker_gone`.
 
+Turns. Within a network stations take turns (`core/fair.py`), for a decode thread and for a device. Of a live stream the newest frame wins:
+it takes the place of one that has not begun to be decoded, and is decoded when a device is about to be free (`core/live.py`).
+
 Poison. Only an unexplained death of a worker makes suspects of the frames it held. They run one row at a time in the isolation
 worker; the one that kills it is refused and its digest remembered; the others get their answers.
 
@@ -29,17 +32,20 @@ Every path that touches a frame later must look at `finished` first, and memory 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from math import inf, prod
+from typing import Any
 
 from outboard.core import commands as c
-from outboard.core.costs import Costs
+from outboard.core.costs import BatchCost, Costs
 from outboard.core.failback import FailbackPolicy, LossHistory
+from outboard.core.fair import FairQueue, Turn
+from outboard.core.isolation import Poison, Suspects
+from outboard.core.live import LiveStreams, most_rows, room
 from outboard.core.memory import Allocator, OutOfSlab
 from outboard.core.ready import ReadyQueue
-from outboard.core.state import LIVE, Batch, Device, Frame, Network, OnDevice
+from outboard.core.state import ANYBODY, LIVE, Batch, Device, Frame, Network, OnDevice, Sender, Shape
 from outboard.core.timers import Timers
 
 ISOLATION = "isolation"
@@ -60,7 +66,11 @@ class EngineConfig:
     load_limit: float = 600.0  #: from hello until the first network is ready; compiling counts
     ping_every: float = 1.0
     hold: float = 0.5  #: of a row's expected time: how long a busy CPU waits for a batch to grow
+    live_moment: float = 0.1  #: batches that are decoded ahead for live streams take no longer
+    live_lead: float = 2.0  #: of its expected time (and 5 ms): how long before a device can take it a live frame begins to be decoded
     isolation_idle: float = 20.0  #: the disposable worker is ended after this time without suspects
+    isolation_tries: int = 5  #: of the disposable worker, to get a network loaded; then that network's suspects are refused
+    isolation_retry: float = 0.5  #: from its first death without a row to the next try; it doubles with each
     poison_memory: float = 600.0  #: a poison frame's digest is refused at once for this long
     poison_kept: int = 1024
     failback: FailbackPolicy = field(default_factory=FailbackPolicy)
@@ -75,15 +85,16 @@ class Engine:
         self.networks: dict[str, Network] = {}
         self.devices: dict[str, Device] = {}
         self.frames: dict[int, Frame] = {}
-        self.poison: dict[bytes, float] = {}  # digest -> until
+        self.poison = Poison(config.poison_memory, config.poison_kept)
         self.commands: list[c.Command] = []
         self._rng = random.Random(seed)
-        self._queues: dict[tuple[str, tuple[int, int, int]], ReadyQueue] = {}
-        self._to_fill: dict[str, list[tuple[float, int, Frame]]] = {}  # network -> heap of (deadline, seq, frame)
+        self._queues: dict[tuple[str, Shape], ReadyQueue] = {}
+        self._to_fill: dict[str, FairQueue[Frame]] = {}
+        self._live = LiveStreams()
         self._filling = 0
         self._fill_backlog = 0.0  # expected decode seconds not yet begun
         self._unfilled: dict[str, int] = {}  # network -> rows admitted and not yet ready
-        self._suspects: deque[tuple[Frame, int]] = deque()
+        self._suspects = Suspects(config.isolation_tries, config.isolation_retry)
         self._timers = Timers()
         self._ranked: list[Device] = []  # without isolation, by rank
         self._homes: dict[str, list[Device]] = {}  # network -> `_home`, forgotten by `_placement_changed`
@@ -116,7 +127,7 @@ class Engine:
         assert network.id not in self.networks, network.id
         self.networks[network.id] = network
         self._unfilled[network.id] = 0
-        self._to_fill[network.id] = []
+        self._to_fill[network.id] = FairQueue(lambda frame, _: not frame.finished)
         for device in self.devices.values():
             if device.up and self._wants(device, network):
                 self._load(device, network.id)
@@ -180,38 +191,37 @@ class Engine:
         frame: int,
         network: str,
         *,
-        shape: tuple[int, int, int],
+        shape: Shape,
         deadline: float,
         rows: int = 1,
         fill_cost: float = 0.0,
         digest: bytes = b"",
+        row_bytes: int = 0,
+        sender: Sender = ANYBODY,
     ) -> None:
         """Take a frame in, or refuse it before any work is spent on it.
 
-        `shape` is (height, width, channels) of one uint8 row; `deadline` absolute; `fill_cost` the expected seconds of a
+        `shape` is what its rows must share with others of a batch, `row_bytes` their size (0: uint8 pixels of `shape`); `deadline`
+        absolute, `inf`: none; `fill_cost` the expected seconds of a
         decode thread; `digest` names the submitted bytes (only needed while `poison` is not empty).
         """
         assert frame not in self.frames, frame
         entry = self.networks[network]
-        if digest and (until := self.poison.get(digest)) is not None:
-            if now < until:
-                self._refuse_new(
-                    frame, "poison_frame", "this input killed the worker that ran it a short while ago; it is not run again", until - now
-                )
-                return
-            del self.poison[digest]
-        h, w, ch = shape
+        if digest and (left := self.poison.seconds_left(now, digest)):
+            self._refuse_new(frame, "poison_frame", "this input killed the worker that ran it a short while ago; it is not run again", left)
+            return
         self._seq += 1
         f = Frame(
             id=frame,
             network=network,
             shape=shape,
             rows=rows,
-            row_bytes=h * w * ch,
+            row_bytes=row_bytes or prod(shape),
             arrived=now,
             deadline=deadline,
             seq=self._seq,
             fill_cost=fill_cost,
+            sender=sender,
             waiting=set(range(rows)),
         )
         if rows * f.row_bytes > self.memory.size:
@@ -238,8 +248,12 @@ class Engine:
         entry.frames += 1
         self._unfilled[network] += rows
         self._fill_backlog += fill_cost
-        heappush(self._to_fill[network], (deadline, f.seq, f))
-        self._timers.set(("deadline", frame), deadline)
+        self._to_fill[network].push((sender.station, bool(sender.live)), f.due, f.seq, f, cost=max(fill_cost, 1e-4 * rows))
+        if deadline < inf:
+            self._timers.set(("deadline", frame), deadline)
+        if sender.live:
+            for older in self._live.enter(f):
+                self._refuse(now, older, "superseded", "a newer frame of its stream took its place")
         self._pump(now)
 
     def filled(self, now: float, frame: int) -> None:
@@ -329,6 +343,9 @@ class Engine:
             self._unfilled[f.network] -= f.rows
             self._fill_backlog = max(0.0, self._fill_backlog - f.fill_cost)
         f.waiting.clear()
+        if f.sender.live:
+            self._live.leave(f)
+            self.networks[f.network].decoded.pop(f.id, None)
         self._release(now, f)
 
     def _release(self, now: float, f: Frame) -> None:
@@ -375,29 +392,60 @@ class Engine:
             self._fill(now)  # rows that left make room for others
 
     def _fill(self, now: float) -> None:
-        """Start decoding, earliest deadline first, as far as threads, memory and the devices' appetite go."""
-        while self._filling < self.config.fill_slots and (heap := self._next_to_fill()) is not None:
-            f = heap[0][2]
+        """Start decoding, as far as threads, memory and the devices' appetite go."""
+        while self._filling < self.config.fill_slots and (found := self._next_to_fill(now)) is not None:
+            queue, turn, f = found
             try:
                 f.offset = self.memory.alloc(f.rows * f.row_bytes)
             except OutOfSlab:
                 return  # whoever is first gets the next free memory: nobody small may starve it
-            heappop(heap)
+            queue.pop(turn)
             f.filling = True
             self._filling += 1
             self._fill_backlog = max(0.0, self._fill_backlog - f.fill_cost)
+            if f.sender.live:
+                self.networks[f.network].decoded[f.id] = f.rows
             self.commands.append(c.Fill(f.id, f.offset))
 
-    def _next_to_fill(self) -> list[tuple[float, int, Frame]] | None:
-        """The heap whose head has the earliest deadline, of the networks that want rows: decoded rows only take memory while their device
-        is busy, and the many frames of one network must not keep decode threads from another."""
-        best: list[tuple[float, int, Frame]] | None = None
-        for network, heap in self._to_fill.items():
-            while heap and heap[0][2].finished:
-                heappop(heap)
-            if heap and (best is None or heap[0] < best[0]) and self._ready_rows(network) < self._appetite(network):
-                best = heap
+    def _next_to_fill(self, now: float) -> tuple[FairQueue[Frame], Turn[Frame], Frame] | None:
+        """Whose turn it is in the network whose turn is due first, of those that want rows: decoded rows only take memory while their
+        device is busy, and the many frames of one network must not keep decode threads from another."""
+        best: tuple[FairQueue[Frame], Turn[Frame], Frame] | None = None
+        for network, queue in self._to_fill.items():
+            if not queue:
+                continue
+            hungry = self._ready_rows(network) < self._appetite(network)
+
+            def wanted(key: Any, network: str = network, hungry: bool = hungry) -> bool:
+                return self._live_room(now, network) > 0 if key[1] else hungry
+
+            found = queue.first(wanted)
+            if found is not None and (best is None or (found[1].due, found[1].seq) < (best[2].due, best[2].seq)):
+                best = queue, *found
         return best
+
+    def _live_room(self, now: float, network: str) -> int:
+        """Rows of live streams that may begin to be decoded now; where there is none, a timer is set for when there will be."""
+        entry = self.networks[network]
+        head = self._to_fill[network].urgent()
+        lead = self.config.live_lead * (head.fill_cost if head else 0.0) + 0.005
+        rows, later = room(now, [(d, self._live_rows(d, network)) for d in self._home(network)], lead)
+        rows -= sum(entry.decoded.values())
+        if rows <= 0 and later < inf:
+            self._timers.set(("live", network), later)
+        return rows
+
+    def _live_rows(self, device: Device, network: str) -> int:
+        costs = device.networks[network].costs
+        return most_rows(costs, self._cap(device, network), self.config.live_moment) if costs else 1
+
+    def _on_live(self, now: float, network: str) -> None:
+        """A device will soon take rows of a live stream; `tick` pumps."""
+
+    def _drop_surplus(self, now: float) -> None:
+        """A device has given back what it held: of a live stream, only what those that are left take next is worth an answer."""
+        for f in self._live.surplus(lambda network: max((self._live_rows(d, network) for d in self._home(network)), default=1)):
+            self._refuse(now, f, "superseded", "its device was lost, and newer frames of its stream wait")
 
     def _ready_rows(self, network: str) -> int:
         return sum(len(q) for q in self._queues.values() if q.network == network)
@@ -426,7 +474,7 @@ class Engine:
     def _pick(self, now: float, device: Device) -> ReadyQueue | None:
         """Of the queues that this device may serve, the one whose head has the earliest deadline."""
         best: ReadyQueue | None = None
-        best_deadline = 0.0
+        best_due = 0.0
         for queue in self._queues.values():
             if not len(queue) or not self._ready(device, queue.network) or device not in self._home(queue.network):
                 continue
@@ -435,8 +483,8 @@ class Engine:
             if len(queue) < self._cap(device, queue.network) and now < (until := self._hold(device, queue.network, head)):
                 self._timers.set(("hold", device.id, queue.network, queue.shape), until)
                 continue
-            if best is None or head.deadline < best_deadline:
-                best, best_deadline = queue, head.deadline
+            if best is None or head.due < best_due:
+                best, best_due = queue, head.due
         return best
 
     def _hold(self, device: Device, network: str, head: Frame) -> float:
@@ -458,10 +506,10 @@ class Engine:
             until = max(until, head.ready + wait)
         return min(until, head.deadline - 2 * costs.expected(cap))
 
-    def _on_hold(self, now: float, device: str, network: str, shape: tuple[int, int, int]) -> None:
+    def _on_hold(self, now: float, device: str, network: str, shape: Shape) -> None:
         """Rows have waited long enough for company; `tick` pumps."""
 
-    def _dispatch(self, now: float, device: Device, network: str, shape: tuple[int, int, int], rows: list[tuple[Frame, int]]) -> None:
+    def _dispatch(self, now: float, device: Device, network: str, shape: Shape, rows: list[tuple[Frame, int]]) -> None:
         assert rows and self._ready(device, network) and device.free_slots() > 0, (device.id, device.state, network)
         assert len(rows) <= self._cap(device, network), (len(rows), self._cap(device, network))
         self._batches += 1
@@ -474,6 +522,8 @@ class Engine:
         device.running[batch.id] = batch
         for f, _ in rows:
             f.batches += 1
+            if f.sender.live:
+                self.networks[network].decoded.pop(f.id, None)
         limit = self.config.overdue_factor * batch.expected + self.config.overdue_grace
         if device.kind == "cpu":
             limit = 10 * batch.expected + self.config.cpu_hang
@@ -521,15 +571,15 @@ class Engine:
     # ---------------------------------------------------------------- batches
 
     def batch_done(self, now: float, device: str, generation: int, batch: int, seconds: float) -> None:
-        """The batch's answers lie in the worker's answer region. `seconds` is the worker's own measurement."""
+        """The batch's answers lie in the worker's answer region. `seconds`: what the batch took by itself, measured by the worker, as an
+        event may come late and two of them at once; in a pipeline, without the wait for the batch before it."""
         d, b = self._batch_ended(now, device, generation, batch)
         if b is None or d is None:
             return
-        finished, d.finished, d.failures = d.finished, now, 0
+        d.failures = 0
         entry = d.networks.get(b.network)
         if entry is not None and entry.costs is not None:
-            # The worker's time includes waiting for the batch before it in a pipeline.
-            entry.costs.observe(len(b.rows), seconds if d.parallel else min(seconds, now - finished))
+            entry.costs.observe(len(b.rows), seconds)
         degraded = d.kind in ("cpu", ISOLATION) and self.degraded()
         for index, (f, row) in enumerate(b.rows):
             if not f.finished and row in f.waiting:
@@ -576,7 +626,7 @@ class Engine:
             # The device's fault or the row's? The isolation worker's CPU gives the second opinion, and perhaps the answer.
             for f, row in rows:
                 self._suspect(f)
-                self._suspects.append((f, row))
+                self._suspects.add(f, row)
             d.failures += 1
         else:
             slug = {"input": "bad_input", "oom": "memory_full"}.get(kind, "inference_failed")
@@ -624,7 +674,7 @@ class Engine:
         for f, row in rows:
             if not f.finished and row in f.waiting:
                 if f.suspect:
-                    self._suspects.append((f, row))
+                    self._suspects.add(f, row)
                 else:
                     self._queue(f).push(f, row)
 
@@ -642,6 +692,7 @@ class Engine:
         if d.state != "suspect":
             self._set_state(now, d, "suspect", took)
             self._timers.set(("silence", device, d.generation), now + self.config.silence)
+        self._drop_surplus(now)
 
     def _on_silence(self, now: float, device: str, generation: int) -> None:
         d = self.devices[device]
@@ -688,7 +739,7 @@ class Engine:
         d.up = True
         self._set_state(now, d, "warming", "")
         for network in self.networks.values():
-            if self._wants(d, network) or d.kind == ISOLATION and any(f.network == network.id for f, _ in self._suspects):
+            if self._wants(d, network):
                 self._load(d, network.id)
         self._timers.set(("ping", device, generation), now + self.config.ping_every)
         if d.kind not in ("cpu", ISOLATION):
@@ -696,6 +747,7 @@ class Engine:
         if not d.networks:
             self._settle(now, d)
         self._ask_golden()
+        self._pump(now)
 
     def _on_load_limit(self, now: float, device: str, generation: int) -> None:
         d = self.devices[device]
@@ -707,7 +759,15 @@ class Engine:
         self._placement_changed()
         self.commands.append(c.Load(d.id, d.generation, network))
 
-    def loaded(self, now: float, device: str, generation: int, network: str, costs: list[tuple[int, float]], fixed_rows: int = 0) -> None:
+    def loaded(
+        self,
+        now: float,
+        device: str,
+        generation: int,
+        network: str,
+        costs: Sequence[BatchCost | tuple[int, float]],
+        fixed_rows: int = 0,
+    ) -> None:
         """The network runs there. On the CPU it is ready; elsewhere its golden answer is checked first."""
         d = self._current(now, device, generation)
         if d is None or network not in d.networks:
@@ -819,6 +879,7 @@ class Engine:
         if d is None or d.generation != generation or d.state in ("lost", "quarantined", "ejected", "off"):
             return
         taken = list(d.running.values())
+        loading = [n for n, entry in d.networks.items() if entry.state == "loading"]
         d.running, d.networks, d.up = {}, {}, False
         self._placement_changed()
         for b in taken:
@@ -832,12 +893,16 @@ class Engine:
             self._take_back(b)
         if d.kind == ISOLATION:
             self._set_state(now, d, "off", why)
+            for f in [] if taken else self._suspects.worker_died(now, loading):
+                detail = f"its worker died while running it, and the one that was to try it alone could not be started: {why}"
+                self._refuse(now, f, "inference_failed", detail)
         else:
             self._away(now, d, why, quarantine)
         self._settle_standby(now)
         for cpu in self.devices.values():
             if cpu.kind == "cpu" and cpu is not d:
                 self._settle(now, cpu)
+        self._drop_surplus(now)
         self._pump(now)
 
     def _away(self, now: float, d: Device, why: str, quarantine: bool) -> None:
@@ -875,7 +940,7 @@ class Engine:
         f.suspect = True
         for row in list(f.queued):
             self._queue(f).withdraw(f, row)
-            self._suspects.append((f, row))
+            self._suspects.add(f, row)
 
     def _condemn(self, now: float, f: Frame) -> None:
         """It killed its worker when it was alone with it. The deaths before that were not the devices' fault either."""
@@ -889,9 +954,7 @@ class Engine:
 
     def remember_poison(self, now: float, digest: bytes) -> None:
         """Refuse these submitted bytes for a while: the driver hashes them after a `Refuse` with slug poison_frame."""
-        if len(self.poison) >= self.config.poison_kept:
-            self.poison.pop(next(iter(self.poison)))
-        self.poison[digest] = now + self.config.poison_memory
+        self.poison.remember(now, digest)
 
     def worker_gone(self, now: float, device: str, generation: int) -> None:
         """The process of this generation has ended: nothing reads its frames' memory any more."""
@@ -955,6 +1018,7 @@ class Engine:
         for cpu in self.devices.values():
             if cpu.kind == "cpu":
                 self._settle(now, cpu)
+        self._drop_surplus(now)
         self._pump(now)
 
     def _set_state(self, now: float, d: Device, state: str, why: str) -> None:
@@ -967,30 +1031,38 @@ class Engine:
 
     def _isolate(self, now: float) -> None:
         """Run suspects one row at a time in a disposable worker that is not the standby."""
-        while self._suspects and (self._suspects[0][0].finished or self._suspects[0][1] not in self._suspects[0][0].waiting):
-            self._suspects.popleft()
-        if not self._suspects:
-            return
+        while (head := self._suspects.head()) is not None and self._try_alone(now, *head):
+            pass
+
+    def _try_alone(self, now: float, f: Frame, row: int) -> bool:
+        """Have the isolation worker run this row next. True when that is done with: the worker is free for the next one."""
         self._timers.set(("isolation_idle",), now + self.config.isolation_idle)
         d = self.devices.get(ISOLATION)
         if d is None:
             self.add_device(now, ISOLATION, ISOLATION, 1, 1_000)
-            return
+            return False
         if d.state == "off":
-            self._start(now, d)
-            return
-        f, row = self._suspects[0]
+            if now < self._suspects.not_before:
+                self._timers.set(("isolate",), self._suspects.not_before)
+            else:
+                self._start(now, d)
+            return False
         if not d.up or d.running:
-            return
+            return False
         entry = d.networks.get(f.network)
         if entry is None:
             self._load(d, f.network)
         elif entry.state == "failed":
-            self._suspects.popleft()
+            self._suspects.take()
             self._refuse(now, f, "inference_failed", f"its worker died while running it, and it could not be tried alone: {entry.why}")
+            return True
         elif entry.state == "ready":
-            self._suspects.popleft()
+            self._suspects.take()
             self._dispatch(now, d, f.network, f.shape, [(f, row)])
+        return False
+
+    def _on_isolate(self, now: float) -> None:
+        """The disposable worker may be started again; `tick` pumps."""
 
     def _on_isolation_idle(self, now: float) -> None:
         d = self.devices.get(ISOLATION)

@@ -15,16 +15,31 @@ from __future__ import annotations
 
 import msgspec
 
+from outboard.core.costs import BatchCost
+from outboard.core.link import Link
+
 VERSION = 1
 
 
 class Tensor(msgspec.Struct, array_like=True, frozen=True):
-    """An array in the worker's answer region. `dtype` is numpy's name, `offset` in bytes; the first axis is the batch."""
+    """An array in the worker's answer region. `dtype` is numpy's name, or "bytes" (devices/rows.py); `offset` in bytes; the first axis is
+    the batch."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
+
+
+class Slot(msgspec.Struct, array_like=True, frozen=True):
+    """One input of a tensor model within a row: an array of numpy's `dtype` and `shape` (without the batch axis), `nbytes` long,
+    `offset` bytes from the row's start. Strings have dtype "bytes" (devices/rows.py)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
 
 
 # ---- front to worker
@@ -49,6 +64,8 @@ class Load(msgspec.Struct, tag="load", frozen=True):
     version: str  #: "sha256:…" of the files; the worker refuses files that no longer match
     directory: str
     part: str = ""
+    backend: str = "onnx"  #: as model.toml says: what the runtimes load beside each other
+    anew: bool = False  #: measure, whatever a stored profile says
 
 
 class Unload(msgspec.Struct, tag="unload", frozen=True):
@@ -57,7 +74,8 @@ class Unload(msgspec.Struct, tag="unload", frozen=True):
 
 
 class Run(msgspec.Struct, tag="run", frozen=True):
-    """Run a batch. Each row is uint8, `shape` = (height, width, 3), C order, at `rows[i]` bytes into the slab."""
+    """Run a batch. Each row is uint8, `shape` = (height, width, 3), C order, at `rows[i]` bytes into the slab; for a tensor model
+    each row holds `inputs` and `shape` is empty."""
 
     batch: int
     model: str
@@ -65,6 +83,7 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     shape: tuple[int, ...]
     rows: list[int]
     freed: list[int]  #: batches whose answers the front has copied out
+    inputs: tuple[Slot, ...] = ()
 
 
 class Ping(msgspec.Struct, tag="ping", frozen=True):
@@ -76,9 +95,10 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 
 
 class Fault(msgspec.Struct, tag="fault", frozen=True):
-    """Simulated devices only: hang, sticky, oom, slow-link, hot, wrong-answers, clear."""
+    """Simulated devices only: one of `simulated.WORKER_FAULTS`, or with a phase of `simulated.PHASED_FAULTS`."""
 
     fault: str
+    phase: str = ""  #: wait until the device enters this phase
 
 
 # ---- worker to front
@@ -93,10 +113,12 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     memory_free: int = 0
     h2d_bytes_per_s: float = 0.0  #: measured; 0 where there is no link
     d2h_bytes_per_s: float = 0.0
+    power_limit_w: float = 0.0  #: 0 where unknown
+    link: Link | None = None  #: measured when the device was opened; None: there is none
 
 
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):
-    """The network serves. `costs` are (rows, seconds a batch) measured with all the device's slots busy."""
+    """The network serves."""
 
     model: str
     version: str
@@ -104,10 +126,12 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     fixed_rows: int  #: the batch size frozen into the graph; 0: free. The worker pads up to it.
     inputs: list[tuple[str, str, list[int | str]]]  #: (name, dtype, shape), free axes by name
     outputs: list[tuple[str, str, list[int | str]]]
-    costs: list[tuple[int, float]]
+    costs: list[BatchCost]
     golden: list[Tensor]  #: the outputs for the golden input (batch of 1)
     golden_batch: int  #: the pseudo batch id under which `golden` is freed
     memory_bytes: int = 0  #: device memory that the network holds, 0 where unknown
+    whole: bool = False  #: tensor models: the first axis is no batch axis, so each request is one row and runs as it was sent
+    labels: dict[str, list[str]] = {}  #: by output: what its last axis means, where the graph says so
 
 
 class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
@@ -119,12 +143,14 @@ class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
     key: str
     expected: str
     message: str
+    by_answers: bool = False  #: found in what the network answers, not in its files: where others accept them, this device is wrong
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
     batch: int
     outputs: list[Tensor]
     seconds: float  #: from taking the batch up to having its answer
+    own: float  #: those of them in which the batch before it had ended: what a pipeline needs for one batch more
     provider: str = ""
 
 
@@ -139,6 +165,7 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 class Pong(msgspec.Struct, tag="pong", frozen=True):
     n: int
     memory_free: int = 0
+    memory_held: int = 0  #: of what is not free: what batches use and will use again
 
 
 ToWorker = Start | Load | Unload | Run | Ping | Stop | Fault

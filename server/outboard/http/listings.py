@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from outboard.core.engine import ISOLATION
 from outboard.devices import ejection
-from outboard.devices.simulated import FAULTS
+from outboard.devices.simulated import FAULTS, PHASES
 from outboard.problems import Problem
 from outboard.registry import Model, Registry
 from outboard.runtime import Runtime
@@ -20,13 +20,20 @@ from outboard.runtime import Runtime
 
 class _Fault(msgspec.Struct, forbid_unknown_fields=True):
     fault: str
+    phase: str = ""
 
 
 _FAULT_DOCS: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": {"type": "object", "properties": {"fault": {"enum": list(FAULTS)}}, "required": ["fault"]}}
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"fault": {"enum": list(FAULTS)}, "phase": {"enum": list(PHASES)}},
+                    "required": ["fault"],
+                }
+            }
         },
     }
 }
@@ -51,7 +58,7 @@ def model_entry(runtime: Runtime, model: Model) -> dict[str, Any]:
         "task": toml.task,
         "backend": toml.backend,
         "version": version.spec.version,
-        "input": {"width": first.input.size[0], "height": first.input.size[1]},
+        "input": {"width": first.input.size[0], "height": first.input.size[1]} if first.input else None,
         "devices": devices,
         "providers": {d: sorted({m.providers[d] for m in members if d in m.providers}) for d in devices},
         "license": toml.license or None,
@@ -70,15 +77,17 @@ def device_entry(runtime: Runtime, device: str) -> dict[str, Any]:
         "name": hello.name if hello else None,
         "uuid": hello.uuid if hello else None,
         "state": state.state,
-        "why": state.why or None,
+        "why": state.why or known.notice or None,
         "until": _iso(runtime, state.until) if state.until is not None else None,
         "simulated": known.kind == "sim",
         "external": known.external,
+        "power_limit_w": hello.power_limit_w or None if hello else None,
         "concurrency": known.slots,
         "link": {
             "type": None,
             "h2d_bytes_per_s": hello.h2d_bytes_per_s or None if hello else None,
             "d2h_bytes_per_s": hello.d2h_bytes_per_s or None if hello else None,
+            "measured": msgspec.to_builtins(hello.link) if hello else None,
             "pcie_generation": None,
             "pcie_width": None,
         },
@@ -142,9 +151,9 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
         try:
             asked = msgspec.json.decode(await request.body(), type=_Fault)
         except msgspec.MsgspecError as e:
-            raise Problem("bad_option", f'{e}; expected {{"fault": F}}, F one of {", ".join(FAULTS)}') from e
-        runtime.fault(known(device), asked.fault)
-        return _json(device_entry(runtime, device))
+            raise Problem("bad_option", f'{e}; expected {{"fault": F}}, F one of {", ".join(FAULTS)}, and perhaps "phase"') from e
+        runtime.fault(known(device), asked.fault, asked.phase)
+        return _json(device_entry(runtime, device) | {"fault": asked.fault, "phase": asked.phase or None})
 
     @routes.post("/v1/devices/{device}/eject", tags=["devices"], summary="Hand the device's work over and let go of it")
     async def eject(device: str) -> Response:

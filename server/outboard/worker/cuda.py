@@ -16,14 +16,17 @@ from typing import Any
 import numpy as np
 from cuda.bindings import runtime as cudart
 
+from outboard.core import link
 from outboard.devices import slab
+from outboard.devices.protocol import Slot
+from outboard.devices.rows import ALIGN, BFLOAT16, BYTES
+from outboard.worker import nvml
 from outboard.worker.devices import Device
+from outboard.worker.slots import gather as gather_on_host
 
 log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
-PROBE_BYTES = 32 * MIB  #: large enough that the copy's latency no longer counts
-PROBE_COPIES = 4
 PIN_CHUNK = 64 * MIB
 
 _TO_DEVICE = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
@@ -39,14 +42,17 @@ def call(result: tuple[Any, ...]) -> Any:
 
 
 class DeviceArray:
-    """uint8 memory of the device with a shape, as torch (`__cuda_array_interface__`) and ORT's binding (`pointer`) take it."""
+    """Memory of the device with a shape and a dtype, as torch (`__cuda_array_interface__`) and ORT's binding (`pointer`) take it."""
 
-    def __init__(self, pointer: int, shape: tuple[int, ...]):
-        self.pointer, self.shape = pointer, shape
+    def __init__(self, pointer: int, shape: tuple[int, ...], dtype: str = "uint8"):
+        self.pointer, self.shape, self.dtype = pointer, shape, np.dtype(dtype)
+
+    def reshape(self, shape: Sequence[int]) -> DeviceArray:
+        return DeviceArray(self.pointer, tuple(shape), self.dtype.name)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": self.shape, "typestr": "|u1", "data": (self.pointer, False), "version": 3}
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.pointer, False), "version": 3}
 
 
 class PinnedHost:
@@ -129,6 +135,7 @@ class CudaDevice(Device):
 
     provider = "CUDAExecutionProvider"
     torch_device = "cuda"
+    keeps_memory = True
 
     def __init__(self, spec: str):
         call(cudart.cudaSetDevice(0))
@@ -141,37 +148,72 @@ class CudaDevice(Device):
         self.memory_total = call_pair(cudart.cudaMemGetInfo())[1]
         self._slab: PinnedSlab | None = None
         self._slot = _Slot()
-        self.h2d_bytes_per_s, self.d2h_bytes_per_s = measure_link()
+        self.driver = f"CUDA {call(cudart.cudaRuntimeGetVersion())}, driver {call(cudart.cudaDriverGetVersion())}"
+        self._memory_before = self.memory_free()
+        self.link = LinkProbe.measure()
+        self.h2d_bytes_per_s, self.d2h_bytes_per_s = self.link.h2d_bytes_per_s, self.link.d2h_bytes_per_s
+        self.power_limit_w = nvml.power_limit_w(spec)
 
     def memory_free(self) -> int:
         return call_pair(cudart.cudaMemGetInfo())[0]
+
+    def watch_memory(self) -> None:
+        self._memory_before = self.memory_free()
+
+    def memory_grown(self) -> int:
+        return max(0, self._memory_before - self.memory_free())
 
     def attach(self, memory: np.ndarray) -> None:
         self._slab = PinnedSlab(memory)
 
     def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> DeviceArray:
         nbytes = int(np.prod(shape, dtype=np.int64))
-        views = [slab.view(memory, offset, shape, "uint8") for offset in rows]
         slot = self._slot
         target = slot.on_device(total * nbytes)
-        pinned = self._slab if self._slab is not None and memory is self._slab.memory else None
-        sources = [pinned.pieces(offset, nbytes) for offset in rows] if pinned is not None else []
-        if pinned is not None and pinned.usable:
-            for i, pieces in enumerate(sources):
-                at = target + i * nbytes
-                for address, length in pieces:
-                    call(cudart.cudaMemcpyAsync(at, address, length, _TO_DEVICE, slot.stream))
-                    at += length
-        else:
-            host = slot.on_host(len(rows) * nbytes)
-            for i, view in enumerate(views):
-                host.array[i * nbytes : (i + 1) * nbytes] = view.reshape(-1)
-            call(cudart.cudaMemcpyAsync(target, host.pointer, len(rows) * nbytes, _TO_DEVICE, slot.stream))
+        self._copy(memory, [(target + i * nbytes, offset) for i, offset in enumerate(rows)], nbytes)
         if total > len(rows):
             call(cudart.cudaMemsetAsync(target + len(rows) * nbytes, 0, (total - len(rows)) * nbytes, slot.stream))
         call(cudart.cudaStreamSynchronize(slot.stream))  # the runtimes work on streams of their own
         return DeviceArray(target, (total, *shape))
 
+    def gather_slots(self, memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot]) -> list[Any]:
+        n = len(rows)
+        starts, total = [], 0
+        for slot in slots:
+            starts.append(total)
+            total += -(-n * slot.nbytes // ALIGN) * ALIGN
+        target = self._slot.on_device(max(total, 1))
+        arrays: list[Any] = []
+        for start, slot in zip(starts, slots, strict=True):
+            if slot.dtype in (BYTES, BFLOAT16):
+                arrays += gather_on_host(memory, rows, [slot], lambda nbytes: np.empty(nbytes, np.uint8))
+                continue
+            copies = [(target + start + i * slot.nbytes, row + slot.offset) for i, row in enumerate(rows)]
+            self._copy(memory, copies, slot.nbytes)
+            arrays.append(DeviceArray(target + start, (n, *slot.shape), slot.dtype))
+        call(cudart.cudaStreamSynchronize(self._slot.stream))
+        return arrays
+
+    def _copy(self, memory: np.ndarray, copies: Sequence[tuple[int, int]], nbytes: int) -> None:
+        """Start copies of `nbytes` each, (address on the device, offset into the memory), on this thread's stream."""
+        if not nbytes:
+            return
+        slot = self._slot
+        views = [slab.view(memory, offset, (nbytes,), "uint8") for _, offset in copies]  # raises where one lies outside
+        pinned = self._slab if self._slab is not None and memory is self._slab.memory else None
+        sources = [pinned.pieces(offset, nbytes) for _, offset in copies] if pinned is not None else []
+        if pinned is not None and pinned.usable:
+            for (at, _), pieces in zip(copies, sources, strict=True):
+                for address, length in pieces:
+                    call(cudart.cudaMemcpyAsync(at, address, length, _TO_DEVICE, slot.stream))
+                    at += length
+            return
+        host = slot.on_host(len(views) * nbytes)
+        for i, view in enumerate(views):
+            host.array[i * nbytes : (i + 1) * nbytes] = view
+        for i, (at, _) in enumerate(copies):
+            call(cudart.cudaMemcpyAsync(at, host.pointer + i * nbytes, nbytes, _TO_DEVICE, slot.stream))
+        call(cudart.cudaStreamSynchronize(slot.stream))  # the buffer is used again for the next input
 
 def call_pair(result: tuple[Any, ...]) -> tuple[int, int]:
     """As `call`, for calls with two results."""
@@ -179,30 +221,78 @@ def call_pair(result: tuple[Any, ...]) -> tuple[int, int]:
     return int(result[1]), int(result[2])
 
 
-def measure_link() -> tuple[float, float]:
-    """Bytes a second to the device and back, by copies of pinned memory whose content is compared afterwards.
+class LinkProbe:
+    """Copies of all sizes that `core/link.py` asks for, between buffers whose content is compared afterwards: bytes that never left the
+    host would make any link look fast."""
 
-    The fastest of a few copies: the link's clock rises under load, and a slow first copy says nothing. Raises RuntimeError where the
-    bytes that come back are not those that were sent.
-    """
-    out, back = PinnedHost(PROBE_BYTES), PinnedHost(PROBE_BYTES)
-    pointer = int(call(cudart.cudaMalloc(PROBE_BYTES)))
-    try:
-        out.array[:] = np.random.default_rng(0).integers(0, 256, PROBE_BYTES, np.uint8)
-        rates = []
-        for target, source, kind in ((pointer, out.pointer, _TO_DEVICE), (back.pointer, pointer, _TO_HOST)):
-            seconds = []
-            for _ in range(PROBE_COPIES):
-                call(cudart.cudaDeviceSynchronize())
-                began = time.perf_counter()
-                call(cudart.cudaMemcpy(target, source, PROBE_BYTES, kind))
-                call(cudart.cudaDeviceSynchronize())
-                seconds.append(time.perf_counter() - began)
-            rates.append(PROBE_BYTES / min(seconds))
-        if not np.array_equal(out.array, back.array):
-            raise RuntimeError(f"{PROBE_BYTES} bytes came back from the device changed: the link or its memory is faulty")
-        return rates[0], rates[1]
-    finally:
-        cudart.cudaFree(pointer)
-        out.free()
-        back.free()
+    def __init__(self) -> None:
+        self._bytes = max(link.SIZES)
+        self._out, self._back = PinnedHost(self._bytes), PinnedHost(self._bytes)
+        self._pageable = np.empty(self._bytes, np.uint8)
+        self._device = [int(call(cudart.cudaMalloc(self._bytes))) for _ in range(2)]  # one for each direction
+        self._streams = [call(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking)) for _ in range(2)]
+        self._events = [call(cudart.cudaEventCreate()) for _ in range(4)]
+
+    @classmethod
+    def measure(cls) -> link.Link:
+        """Raises RuntimeError where the bytes that come back are not those that were sent."""
+        probe = cls()
+        try:
+            out, back = probe._out.array, probe._back.array
+            out[:] = np.random.default_rng(0).integers(0, 256, out.size, np.uint8)
+            probe._pageable[:] = out
+            for direction in ("h2d", "d2h"):
+                probe._copy(direction, out.size, probe._device[0])
+            if not np.array_equal(out, back):
+                raise RuntimeError(f"{out.size} bytes came back from the device changed: the link or its memory is faulty")
+            return link.measure(probe._timed, probe._both, probe._unpinned)
+        finally:
+            probe._free()
+
+    def _copy(self, direction: link.Direction, nbytes: int, device: int) -> None:
+        if direction == "h2d":
+            call(cudart.cudaMemcpy(device, self._out.pointer, nbytes, _TO_DEVICE))
+        else:
+            call(cudart.cudaMemcpy(self._back.pointer, device, nbytes, _TO_HOST))
+
+    def _timed(self, direction: link.Direction, nbytes: int) -> float:
+        call(cudart.cudaDeviceSynchronize())
+        began = time.perf_counter()
+        self._copy(direction, nbytes, self._device[0])
+        call(cudart.cudaDeviceSynchronize())
+        return time.perf_counter() - began
+
+    def _unpinned(self, direction: link.Direction, nbytes: int) -> float:
+        host, device = self._pageable.ctypes.data, self._device[0]
+        call(cudart.cudaDeviceSynchronize())
+        began = time.perf_counter()
+        if direction == "h2d":
+            call(cudart.cudaMemcpy(device, host, nbytes, _TO_DEVICE))
+        else:
+            call(cudart.cudaMemcpy(host, device, nbytes, _TO_HOST))
+        call(cudart.cudaDeviceSynchronize())
+        return time.perf_counter() - began
+
+    def _both(self, nbytes: int) -> tuple[float, float]:
+        """By the device's own clock: from the host, two copies cannot be started at the same time."""
+        up, down = self._streams
+        call(cudart.cudaDeviceSynchronize())
+        call(cudart.cudaEventRecord(self._events[0], up))
+        call(cudart.cudaMemcpyAsync(self._device[0], self._out.pointer, nbytes, _TO_DEVICE, up))
+        call(cudart.cudaEventRecord(self._events[1], up))
+        call(cudart.cudaEventRecord(self._events[2], down))
+        call(cudart.cudaMemcpyAsync(self._back.pointer, self._device[1], nbytes, _TO_HOST, down))
+        call(cudart.cudaEventRecord(self._events[3], down))
+        call(cudart.cudaDeviceSynchronize())
+        milliseconds = [call(cudart.cudaEventElapsedTime(self._events[i], self._events[i + 1])) for i in (0, 2)]
+        return milliseconds[0] / 1e3, milliseconds[1] / 1e3
+
+    def _free(self) -> None:
+        for event in self._events:
+            cudart.cudaEventDestroy(event)
+        for stream in self._streams:
+            cudart.cudaStreamDestroy(stream)
+        for pointer in self._device:
+            cudart.cudaFree(pointer)
+        self._out.free()
+        self._back.free()

@@ -9,13 +9,18 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from outboard import resources
+from outboard.core.link import Link
 from outboard.devices import slab
+from outboard.devices.protocol import Slot
 from outboard.worker.environment import is_gpu
+from outboard.worker.slots import gather
 
 
 class Device:
@@ -23,14 +28,35 @@ class Device:
 
     provider = "CPUExecutionProvider"  #: ONNX Runtime's name of what runs a graph here
     torch_device = "cpu"
+    keeps_memory = False  #: allocators keep what batches have needed once
+    parallel = False  #: batches run side by side, each on a core of its own; else they are a pipeline
+    driver = ""  #: its version, where what was measured depends on one
+    link: Link | None = None  #: as measured when the device was opened; None: there is none
 
     def __init__(self, spec: str, name: str, uuid: str):
         self.spec, self.name, self.uuid = spec, name, uuid
         self.memory_total = 0  #: bytes, 0 where it is not the device's own
         self.h2d_bytes_per_s = 0.0  #: 0 where there is no link
         self.d2h_bytes_per_s = 0.0
+        self.power_limit_w = 0.0  #: watts, 0 where unknown
+
+    @property
+    def identity(self) -> str:
+        """What a profile of this device is found by."""
+        return self.uuid
 
     def memory_free(self) -> int:
+        return 0
+
+    def memory_held(self) -> int:
+        """The part of what is not free that batches use and will use again."""
+        return 0
+
+    def watch_memory(self) -> None:
+        """From now on `memory_grown` counts."""
+
+    def memory_grown(self) -> int:
+        """Bytes that batches have needed, at their peak, beyond what was in use at `watch_memory`; 0 where it cannot be told."""
         return 0
 
     def attach(self, memory: np.ndarray) -> None:
@@ -42,6 +68,15 @@ class Device:
         The batch is valid until the calling thread's next `gather`. Raises ValueError for a row outside the memory.
         """
         raise NotImplementedError
+
+    def gather_slots(self, memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot]) -> list[Any]:
+        """A tensor model's rows at byte offsets `rows` of `memory`: one batch [rows, *shape] for each slot, of its dtype, strings and
+        bfloat16 always on the host (worker/slots.py). Valid until the calling thread's next gathering."""
+        raise NotImplementedError
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Around each batch that the front has asked for, its answer's way back included."""
+        return nullcontext()
 
     def upload(self, nbytes: int) -> None:
         """Called before a batch's rows are gathered; a modelled link spends its time here."""
@@ -56,8 +91,8 @@ class Device:
     def ping(self) -> None:
         """Called before each ping is answered: a modelled hang keeps the answer back."""
 
-    def fault(self, fault: str) -> None:
-        """Play a fault: simulated devices only. Raises ValueError."""
+    def fault(self, fault: str, phase: str = "") -> None:
+        """Play a fault, when `phase` is entered if one is given: simulated devices only. Raises ValueError."""
         raise ValueError(f"{self.spec} is a real device: it plays no faults ({fault!r})")
 
 
@@ -76,9 +111,15 @@ class Staging(threading.local):
 class CpuDevice(Device):
     """The host's processor: rows are used where they lie if they lie side by side."""
 
+    parallel = True
+
     def __init__(self, spec: str = "cpu"):
         super().__init__(spec, cpu_name(), "cpu")
         self._staging = Staging()
+
+    @property
+    def identity(self) -> str:
+        return f"{cpu_name()}, {resources.cores()} cores"
 
     def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> np.ndarray:
         nbytes = int(np.prod(shape, dtype=np.int64))
@@ -90,6 +131,9 @@ class CpuDevice(Device):
             batch[i] = slab.view(memory, offset, shape, "uint8")
         batch[len(rows) :] = 0
         return batch
+
+    def gather_slots(self, memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot]) -> list[Any]:
+        return gather(memory, rows, slots, self._staging.array)
 
 
 def cpu_name() -> str:

@@ -1,12 +1,14 @@
 """The worker's loops: messages in, batches through the networks, messages out.
 
 The main thread reads the socket and answers `Ping` itself, `concurrency` threads run batches and send their own `Done` or `Failed`, one
-thread loads and unloads in order, so loading never holds up running, and one makes loaded networks faster. Nothing that a model raises ends
-a loop; the process ends with the socket.
+thread for each runtime loads and unloads in order, so loading never holds up running, and one makes loaded networks faster. Nothing that
+a model raises ends a loop; the process ends with the socket.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib.metadata
 import logging
 import os
 import queue
@@ -19,15 +21,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from outboard import repository
+from outboard import profiles, repository
 from outboard.devices import protocol, slab
 from outboard.devices.protocol import Done, Failed, Fault, Hello, Load, Loaded, LoadFailed, Ping, Pong, Run, Start, Stop, Unload
 from outboard.repository import ModelProblem
-from outboard.worker import measure, networks
+from outboard.tasks import contract
+from outboard.worker import measure, networks, quiet, tensor_measure
 from outboard.worker.answers import Answers
 from outboard.worker.devices import Device, open_device
 from outboard.worker.errors import classify
 from outboard.worker.networks import LoadedNetwork
+from outboard.worker.tensors import TensorNetwork
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +49,34 @@ class Worker:
         self._device = device
         self._networks: dict[tuple[str, str], LoadedNetwork] = {}
         self._pool = ThreadPoolExecutor(start.concurrency, thread_name_prefix="batch")
-        self._loads: queue.SimpleQueue[Load | Unload] = queue.SimpleQueue()
+        self._cache = Path(start.cache_dir)
+        self._profiles = profiles.Store(self._cache)
+        self._loaders: dict[str, queue.SimpleQueue[Load | Unload]] = {}  # by backend
+        self._loader_of: dict[tuple[str, str], str] = {}  # (model, version) -> its backend
+        self._loading = 0  # loads and unloads that are not done yet
+        self._progress = threading.Lock()
         self._optimiser = ThreadPoolExecutor(1, thread_name_prefix="optimiser")
-        self._to_optimise: list[tuple[Load, LoadedNetwork, measure.Costs]] = []  # of the loader thread alone
+        self._to_optimise: list[tuple[Load, LoadedNetwork, measure.Costs]] = []
         self._golden_batch = 0  # counts down: real batches count up
+        self._clock = threading.Lock()
+        self._ended = 0.0  # when the last batch ended
 
     def serve(self) -> None:
         """Until `Stop` or the end of the socket. Returns with running batches finished after `Stop`, at once when the front is gone."""
         d = self._device
-        threading.Thread(target=self._load_loop, name="loader", daemon=True).start()
         self._send(
-            Hello(protocol.VERSION, os.getpid(), d.name, d.uuid, d.memory_total, d.memory_free(), d.h2d_bytes_per_s, d.d2h_bytes_per_s)
+            Hello(
+                protocol.VERSION,
+                os.getpid(),
+                d.name,
+                d.uuid,
+                d.memory_total,
+                d.memory_free(),
+                d.h2d_bytes_per_s,
+                d.d2h_bytes_per_s,
+                d.power_limit_w,
+                d.link,
+            )
         )
         while True:
             try:
@@ -75,11 +96,11 @@ class Worker:
                     self._pool.submit(self._run, message)
                 case Ping():
                     d.ping()
-                    self._send(Pong(message.n, d.memory_free()))
+                    self._send(Pong(message.n, d.memory_free(), d.memory_held() + sum(n.kept_bytes for n in list(self._networks.values()))))
                 case Load() | Unload():
-                    self._loads.put(message)
+                    self._queue_load(message)
                 case Fault():
-                    self._fault(message.fault)
+                    self._fault(message)
                 case Stop():
                     self._pool.shutdown(wait=True)
                     return
@@ -92,55 +113,97 @@ class Worker:
         except OSError as e:
             log.info("the front is gone: %s", e)  # the main thread sees the end of the socket
 
-    def _fault(self, fault: str) -> None:
+    def _fault(self, message: Fault) -> None:
         try:
-            self._device.fault(fault)
+            self._device.fault(message.fault, message.phase)
         except ValueError as e:
             log.error("%s", e)
 
     # ---- batches
 
     def _run(self, run: Run) -> None:
+        with self._device.batch():
+            self._send(self._answer(run))
+
+    def _answer(self, run: Run) -> Done | Failed:
         began = time.perf_counter()
         try:
             network = self._networks.get((run.model, run.version))
             if network is None:
                 raise LookupError(f"{run.model} {run.version} is not loaded here")
-            outputs = network.run(self._slab, run.rows, run.shape)
+            outputs = network.run(self._slab, run.rows, run.inputs or run.shape)
             self._device.download(sum(array.nbytes for array in outputs.values()))
             tensors = self._answers.put(run.batch, outputs)
-            reply: protocol.ToFront = Done(run.batch, tensors, time.perf_counter() - began, network.backend.provider)
+            return Done(run.batch, tensors, *self._took(began), network.backend.provider)
         except Exception as e:
+            self._took(began)
             kind = classify(e)
             log.warning("batch %d of %s failed (%s): %s", run.batch, run.model, kind, e)
-            reply = Failed(run.batch, kind, _text(e))
-        self._send(reply)
+            return Failed(run.batch, kind, _text(e))
+
+    def _took(self, began: float) -> tuple[float, float]:
+        """Seconds of a batch that ends now: all, and those after the end of the batch before it."""
+        with self._clock:
+            now = time.perf_counter()
+            own = now - max(began, self._ended)
+            self._ended = now
+        return now - began, own
 
     # ---- loading
 
-    def _load_loop(self) -> None:
+    def _queue_load(self, item: Load | Unload) -> None:
+        """Each runtime has a loader thread: ONNX Runtime opens its sessions while torch, for seconds, imports and reads Python."""
+        name = item.model, item.version
+        backend = self._loader_of.setdefault(name, item.backend) if isinstance(item, Load) else self._loader_of.pop(name, "onnx")
+        if backend not in self._loaders:
+            self._loaders[backend] = queue.SimpleQueue()
+            threading.Thread(target=self._load_loop, args=[self._loaders[backend]], name=f"loader of {backend}", daemon=True).start()
+        with self._progress:
+            self._loading += 1
+            gc.disable()  # a loaded program is millions of objects, and each pass over them would find nothing
+        self._loaders[backend].put(item)
+
+    def _load_loop(self, items: queue.SimpleQueue[Load | Unload]) -> None:
         while True:
-            item = self._loads.get()
+            item = items.get()
             if isinstance(item, Load):
                 self._load(item)
             else:
                 self._networks.pop((item.model, item.version), None)  # running batches hold it until they are done
-            if self._loads.empty():  # compiling takes a core for minutes: first everything serves
-                for work in self._to_optimise:
+            with self._progress:
+                self._loading -= 1
+                if self._loading:
+                    continue
+                gc.collect()
+                gc.freeze()  # what lives now lives long
+                gc.enable()
+                for work in self._to_optimise:  # compiling takes a core for minutes: first everything serves
                     self._optimiser.submit(self._optimise, *work)
                 self._to_optimise.clear()
 
     def _load(self, load: Load) -> None:
-        began = time.perf_counter()
+        began, opened = time.perf_counter(), False
         try:
-            network = self._open(load)
-            loaded = self._prove(load, network)
+            key = self._key(load, "torch eager" if load.backend == "torch" else self._device.provider)
+            known = None if load.anew else self._profile(key)
+            with quiet.loading(self._cache) if known else quiet.measuring(self._cache):
+                network = self._open(load)
+                opened = True
+                loaded = self._prove(load, network, key, known)
             self._networks[load.model, load.version] = network
             self._send(loaded)
-            self._to_optimise.append((load, network, loaded.costs))
-            log.info("%s %s serves with %s after %.2f s", load.model, load.version, network.backend.provider, time.perf_counter() - began)
+            with self._progress:
+                self._to_optimise.append((load, network, loaded.costs))
+            log.info(
+                "%s %s serves with %s after %.2f s%s",
+                load.model,
+                load.version,
+                network.backend.provider,
+                time.perf_counter() - began,
+                " (its costs are known)" if known and loaded.costs == known.costs else "",
+            )
         except ModelProblem as e:
-            self._refuse(load, e.file, e.key, e.expected, e.message)
+            self._refuse(load, e.file, e.key, e.expected, e.message, by_answers=opened)
         except Exception as e:
             kind = classify(e)
             log.exception("%s cannot be loaded (%s)", load.model, kind)
@@ -148,10 +211,10 @@ class Worker:
                 load, load.directory, f"device ({kind})" if kind in ("oom", "sticky") else "load", "a network that loads and runs", _text(e)
             )
 
-    def _refuse(self, load: Load, file: str, key: str, expected: str, message: str) -> None:
+    def _refuse(self, load: Load, file: str, key: str, expected: str, message: str, *, by_answers: bool = False) -> None:
         log.warning("%s refused: %s: %s: expected %s; %s", load.model, file, key, expected, message)
         cut = MESSAGE_CHARS
-        self._send(LoadFailed(load.model, load.version, file[:cut], key[:cut], expected[:cut], message[:cut]))
+        self._send(LoadFailed(load.model, load.version, file[:cut], key[:cut], expected[:cut], message[:cut], by_answers))
 
     def _open(self, load: Load) -> LoadedNetwork:
         spec = repository.read(Path(load.directory))
@@ -163,27 +226,66 @@ class Worker:
             raise ModelProblem(load.directory, "part", f"one of {sorted(spec.networks)}", repr(load.part))
         return networks.load(spec, load.part, self._device, self._start.threads)
 
-    def _prove(self, load: Load, network: LoadedNetwork) -> Loaded:
-        """Golden answers, independent rows and costs, as the network's `Loaded`."""
-        image, answers = measure.golden(network)
-        measure.check_rows_independent(network, image)
-        measured = measure.costs(network, image, self._start.concurrency)
-        network.backend.shrink()  # the largest batch that was tried took three times what the usual one needs
-        network.run(image.reshape(-1), [0], image.shape)
+    def _key(self, load: Load, provider: str) -> profiles.Key:
+        library = "torch" if load.backend == "torch" else "onnxruntime-gpu"
+        versions = f"{library} {importlib.metadata.version(library)} {self._device.driver}".strip()
+        start = self._start
+        return profiles.Key(self._device.identity, load.model, load.version, provider, versions, start.concurrency, start.threads)
+
+    def _profile(self, key: profiles.Key) -> profiles.Profile | None:
+        """What was measured before; None where nothing was, or where the link is another one now."""
+        known, link = self._profiles.get(key), self._device.link
+        if known is not None and known.link is not None and link is not None and not link.resembles(known.link):
+            log.info("%s: the link is another one than when it was measured: measured anew", key.model)
+            return None
+        return known
+
+    def _prove(self, load: Load, network: LoadedNetwork, key: profiles.Key, known: profiles.Profile | None) -> Loaded:
+        """Golden answers, independent rows and costs, as the network's `Loaded`. What is measured is kept."""
+        slots, costs = self._start.concurrency, known.costs if known else None
+        if isinstance(network, TensorNetwork):
+            answers, measured = tensor_measure.prove(network, slots, costs)
+            whole, labels = network.whole, network.backend.labels
+        else:
+            image, answers = measure.golden(network)
+            contract.check(answers, network.spec, load.part)
+            if known and known.fixed_rows == 1:
+                network.run_singly()
+            measured = measure.picture_costs(network, image, slots, costs)
+            whole, labels = False, {}
+        if measured != costs:
+            self._keep(key, network, measured)
         self._golden_batch -= 1
         tensors = self._answers.put(self._golden_batch, answers)
         backend = network.backend
         return Loaded(
             load.model, load.version, backend.provider, network.fixed_rows, backend.inputs, backend.outputs,
-            measured, tensors, self._golden_batch, network.memory_bytes,
+            measured, tensors, self._golden_batch, network.memory_bytes, whole, labels,
         )  # fmt: skip
+
+    def _keep(self, key: profiles.Key, network: LoadedNetwork, measured: measure.Costs) -> None:
+        d = self._device
+        self._profiles.put(
+            profiles.Profile(
+                key=key,
+                device=d.name,
+                measured_at=time.time(),
+                costs=measured,
+                fixed_rows=network.fixed_rows,
+                memory_bytes=network.memory_bytes,
+                link=d.link,
+            )
+        )
 
     def _optimise(self, load: Load, network: LoadedNetwork, costs: measure.Costs) -> None:
         """Put a faster backend in the network's place once its answers agree, and say so with a second `Loaded`."""
         try:
-            backend = network.backend.optimise([rows for rows, _ in costs])
+            sizes = [c.rows for c in costs]
+            backend = network.backend.optimise(sizes)
             if backend is None:
                 return
+            key = self._key(load, backend.provider)
+            known = None if load.anew else self._profile(key)
             faster = LoadedNetwork(network.spec, network.network, backend, self._device, network.memory_bytes)
             if network.fixed_rows == 1:
                 faster.run_singly()
@@ -192,10 +294,11 @@ class Worker:
                     "%s stays with %s: %s answers differently: %s", load.model, network.backend.provider, backend.provider, difference
                 )
                 return
-            if not measure.is_faster(faster, network, [rows for rows, _ in costs], self._start.concurrency):
+            # What has a profile was faster when that was made.
+            if known is None and not measure.is_faster(faster, network, sizes, self._start.concurrency):
                 log.info("%s stays with %s: %s is not faster here", load.model, network.backend.provider, backend.provider)
                 return
-            loaded = self._prove(load, faster)
+            loaded = self._prove(load, faster, key, known)
             # Not where it was unloaded, or loaded anew, in the meantime.
             if self._networks.get((load.model, load.version)) is network:
                 self._networks[load.model, load.version] = faster

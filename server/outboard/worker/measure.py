@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from outboard.core.costs import BatchCost
+from outboard.core.costs import Costs as CostModel
 from outboard.repository import ModelProblem
 from outboard.worker.networks import LoadedNetwork
 
@@ -20,7 +22,10 @@ SIZE_BUDGET_S = 0.1  #: and on one batch size; each is run three times in any ca
 LONG_BATCH_S = 0.4  #: above this no larger batch is tried
 SLOW_S = 0.2  #: above this a batch is run as rarely as a judgement allows: the server is waiting to be ready
 
-Costs = list[tuple[int, float]]
+#: A stored profile that says this many times as long as a batch takes now was measured on a machine that was busy.
+STALE = 2.0
+
+Costs = list[BatchCost]
 
 
 def seeded_image(width: int, height: int) -> np.ndarray:
@@ -114,35 +119,116 @@ def check_rows_independent(network: LoadedNetwork, image: np.ndarray) -> None:
         network.run_singly()
 
 
-def costs(network: LoadedNetwork, image: np.ndarray, slots: int, budget_s: float = BUDGET_S) -> Costs:
-    """(rows, seconds a batch) for 1, 2, 4, 8 … up to `network.max_rows`, with `slots` batches running at once.
+def picture_costs(network: LoadedNetwork, image: np.ndarray, slots: int, known: Costs | None) -> Costs:
+    """`costs` of a network that takes pictures, rows that depend on their neighbours found before (`known`: they were)."""
+
+    def batch(rows: int) -> Callable[[], object]:
+        memory, offsets = _mixed_rows(image, rows)
+        return lambda: network.run(memory, offsets, image.shape)
+
+    if known is None:
+        check_rows_independent(network, image)
+    return costs(network, batch, image.nbytes, slots, known)
+
+
+def costs(
+    network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], row_bytes: int, slots: int, known: Costs | None
+) -> Costs:
+    """What is known, once a few batches have shown that it is still so; else as `cost_table` measures."""
+    network.device.watch_memory()
+    if known and still_true(network, batch, known):
+        measured = known
+    else:
+        measured = cost_table(network, batch, row_bytes, slots)
+        network.backend.shrink()  # the largest batch that was tried took three times what the usual one needs
+        batch(1)()
+    network.kept_bytes = network.device.memory_grown() if network.device.keeps_memory else 0
+    return measured
+
+
+def cost_table(
+    network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], row_bytes: int, slots: int, budget_s: float = BUDGET_S
+) -> Costs:
+    """What batches of 1, 2, 4, 8 … up to `network.max_rows` rows cost, with `slots` of them at once. `batch` makes what runs a batch of
+    so many rows of `row_bytes`.
 
     Every batch size that will be used is thereby warmed. Stops early where a batch gets long, throughput falls clearly, or an
     out-of-memory shows the limit.
     """
-    sizes = [1]
-    while sizes[-1] < network.max_rows:
-        sizes.append(min(2 * sizes[-1], network.max_rows))
+    device = network.device
+    alone = {} if device.parallel else _alone(network, batch, budget_s)
     measured: Costs = []
     deadline = time.perf_counter() + budget_s
-    for rows in sizes:
-        memory, offsets = _mixed_rows(image, rows)
+    for rows in list(alone) or _sizes(network):
+        run = batch(rows)
+        budget = min(SIZE_BUDGET_S, max(0.0, deadline - time.perf_counter()) / 3)
         try:
-            seconds = _busy_seconds(
-                lambda m=memory, o=offsets: network.run(m, o, image.shape),
-                slots,
-                min(SIZE_BUDGET_S, max(0.0, deadline - time.perf_counter()) / 3),
-            )
+            seconds = _busy_seconds(run, slots, budget) if device.parallel else _interval_seconds(run, slots, budget)
         except Exception as e:
             if not measured:
                 raise
             log.warning("%s: batches of %d and more are not used: %s", network.network.key, rows, e)
             break
-        measured.append((rows, seconds))
-        best = max(n / s for n, s in measured)
+        quiet, memory = alone.get(rows, (seconds, 0))
+        upload = min(device.link.upload(rows * row_bytes), quiet) if device.link else 0.0
+        measured.append(BatchCost(rows, seconds, quiet, upload, memory))
+        best = max(c.rows / c.seconds for c in measured)
         if seconds > LONG_BATCH_S or rows / seconds < 0.85 * best or time.perf_counter() > deadline:
             break
     return measured
+
+
+def _sizes(network: LoadedNetwork) -> list[int]:
+    sizes = [1]
+    while sizes[-1] < network.max_rows:
+        sizes.append(min(2 * sizes[-1], network.max_rows))
+    return sizes
+
+
+def _alone(network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], budget_s: float) -> dict[int, tuple[float, int]]:
+    """rows -> (seconds of a batch that has the device to itself, bytes that it needs there).
+
+    All sizes before any of them is run beside others: allocators keep what they have taken, so the growth that one batch causes is only
+    seen while nothing larger has run.
+    """
+    found: dict[int, tuple[float, int]] = {}
+    deadline = time.perf_counter() + budget_s
+    for rows in _sizes(network):
+        run = batch(rows)
+        try:
+            seconds = _busy_seconds(run, 1, min(SIZE_BUDGET_S, max(0.0, deadline - time.perf_counter()) / 3))
+        except Exception as e:
+            if not found:
+                raise
+            log.warning("%s: batches of %d and more are not used: %s", network.network.key, rows, e)
+            break
+        found[rows] = seconds, network.device.memory_grown()
+        if seconds > LONG_BATCH_S or time.perf_counter() > deadline:
+            break
+    return found
+
+
+def still_true(network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], known: Costs) -> bool:
+    """Warm the batch sizes that the network will get here, and compare what is known with what a batch of the usual size takes now.
+
+    An accelerator is warmed for every size. The CPU needs it for none, and it is busy with other loads: there a batch that takes longer
+    says nothing, one that takes much less tells that the profile was measured on a busy machine.
+    """
+    device = network.device
+    usual = CostModel(known).knee(network.max_rows)
+    if not device.parallel:
+        for cost in known:
+            batch(cost.rows)()
+    run = batch(usual)
+    if usual > 1:  # a batch of 1 was warmed by the golden input
+        run()
+    began = time.perf_counter()
+    run()
+    ratio = (time.perf_counter() - began) / next(c.alone or c.seconds for c in known if c.rows == usual)
+    if ratio < 1 / STALE or (ratio > STALE and not device.parallel):
+        log.info("%s: a batch of %d rows takes %.2f of what its profile says: measured anew", network.network.key, usual, ratio)
+        return False
+    return True
 
 
 def is_faster(network: LoadedNetwork, other: LoadedNetwork, sizes: Sequence[int], slots: int) -> bool:
@@ -163,9 +249,20 @@ def is_faster(network: LoadedNetwork, other: LoadedNetwork, sizes: Sequence[int]
 
 
 def _busy_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> float:
-    """Median seconds of `batch` while `slots` threads run it, after one run each to warm up; at least two runs each,
-    one where it is slow."""
-    times: list[float] = []
+    """Median seconds of `batch` while `slots` threads run it."""
+    return statistics.median(end - start for start, end in _spans(batch, slots, budget_s))
+
+
+def _interval_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> float:
+    """Seconds from one batch's end to the next one's while `slots` threads keep a pipeline full."""
+    ends = [end for _, end in _spans(batch, slots, budget_s, least=3)]
+    return statistics.median(b - a for a, b in zip(ends, ends[slots:], strict=False)) / slots
+
+
+def _spans(batch: Callable[[], object], slots: int, budget_s: float, least: int = 2) -> list[tuple[float, float]]:
+    """(start, end) of runs of `batch` in `slots` threads, by their ends, after one run in each to warm up; at least `least` runs each,
+    one less where it is slow."""
+    spans: list[tuple[float, float]] = []
     errors: list[BaseException] = []
     barrier = threading.Barrier(slots)
 
@@ -173,13 +270,13 @@ def _busy_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> f
         try:
             start = time.perf_counter()
             batch()
-            least = 1 if time.perf_counter() - start > SLOW_S else 2
+            most = least - 1 if time.perf_counter() - start > SLOW_S else least
             barrier.wait()
             end, runs = time.perf_counter() + budget_s, 0
-            while runs < least or time.perf_counter() < end:
+            while runs < most or time.perf_counter() < end:
                 start = time.perf_counter()
                 batch()
-                times.append(time.perf_counter() - start)
+                spans.append((start, time.perf_counter()))
                 runs += 1
         except threading.BrokenBarrierError:
             pass
@@ -194,4 +291,4 @@ def _busy_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> f
         thread.join()
     if errors:
         raise errors[0]
-    return statistics.median(times)
+    return sorted(spans, key=lambda span: span[1])

@@ -44,6 +44,7 @@ class LoadedNetwork:
     def __init__(self, spec: ModelSpec, network: Network, backend: Backend, device: Device, memory_bytes: int = 0):
         self.spec, self.network, self.backend, self.device = spec, network, backend, device
         self.memory_bytes = memory_bytes
+        self.kept_bytes = 0  #: what its batches have needed at most, where the device's allocators keep that
         self.fixed_rows = fixed if isinstance(fixed := backend.inputs[0][2][0], int) else 0
         if self.fixed_rows == 1:
             log.info("%s: the batch size 1 is frozen into the graph, rows run singly", network.key)
@@ -105,6 +106,10 @@ class LoadedNetwork:
 
 def load(spec: ModelSpec, part: str, device: Device, threads: int) -> LoadedNetwork:
     """Load one network on the device. Raises ModelProblem where the files are at fault, RuntimeError where the device is."""
+    if spec.takes_tensors:
+        from outboard.worker import tensors
+
+        return tensors.load(spec, part, device, threads)
     network = spec.networks[part]
     before = device.memory_free()
     if spec.toml.backend == "onnx":

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from outboard.devices.simulated import LATENCY, SimSpec, parse
+from outboard.core import link
+from outboard.devices.protocol import Slot
+from outboard.devices.simulated import EXIT_UNPLUGGED, LATENCY, SimSpec, parse
 from outboard.worker.devices import CpuDevice
 
 #: Modelled working memory of a row: its float32 input held this many times over (input, output and workspace of the widest layer).
 ACTIVATION_COPIES = 6
-#: A throttled card's clock: what `hot` does to compute time.
+#: A throttled card's clock: what `hot` does to compute time, and to the power limit of a card that starts hot.
 HOT = 3.0
+_PR_SET_TIMERSLACK = 29
 #: A cable that trained at a lower rate: what `slow-link` does to bandwidth.
 SLOW = 10.0
 
 
+class _Serving(threading.local):
+    """Whether this thread runs a batch for the front: what it does otherwise is warming."""
+
+    now = False
+
+
 class SimulatedDevice(CpuDevice):
-    """See the module's head. `simulated_time` is true where the compute time is modelled too."""
+    """See the module's head."""
+
+    parallel = False
 
     def __init__(self, spec: str):
         super().__init__(spec)
@@ -29,15 +44,30 @@ class SimulatedDevice(CpuDevice):
         self.name = f"simulated eGPU over {self.sim.link}, {self.sim.vram / (1 << 30):g} GiB"
         self.uuid = f"SIM-{spec.split(',fault=')[0]}"
         self.memory_total = self.sim.vram
-        self.h2d_bytes_per_s = self.sim.h2d
-        self.d2h_bytes_per_s = self.sim.d2h
-        self._fault = self.sim.fault
+        self._fault = ""
+        self._waiting: dict[str, str] = {}  # phase -> the fault that waits for it
+        self._batches = 0
+        self._serving = _Serving()
         self._sticky = False
         self._used = 0
+        self._held = 0  # of what is used, by batches
         self._ledger = threading.Lock()
-        self._wires = threading.Lock()  # one cable: copies take turns
+        self._wires = {"h2d": threading.Lock(), "d2h": threading.Lock()}  # copies in one direction take turns, the two do not share
+        self._grown_from, self._peak = 0, 0
         self._engine = threading.Lock()  # one processor: batches take turns
         self._never = threading.Event()
+        for fault, phase in self.sim.faults:
+            self.fault(fault, phase)
+        self.power_limit_w = self.sim.power / (HOT if self._fault == "hot" else 1.0)
+        self._enter("starting")
+        _wake_on_time()
+        self.link = link.measure(self._timed_copy, self._timed_both)
+        self.h2d_bytes_per_s, self.d2h_bytes_per_s = self.link.h2d_bytes_per_s, self.link.d2h_bytes_per_s
+
+    @property
+    def identity(self) -> str:
+        """With its faults, and of the CPU that computes."""
+        return f"{self.spec}, {super().identity}"
 
     # ---- memory
 
@@ -55,33 +85,65 @@ class SimulatedDevice(CpuDevice):
                     f"{self.sim.vram / (1 << 30):.2f} GiB of which {free / (1 << 20):.0f} MiB is free."
                 )
             self._used += nbytes
+            self._peak = max(self._peak, self._used)
+            if what == "batch":
+                self._held += nbytes
 
-    def release(self, nbytes: int) -> None:
+    def release(self, nbytes: int, what: str) -> None:
         with self._ledger:
             self._used -= nbytes
+            if what == "batch":
+                self._held -= nbytes
+
+    def memory_held(self) -> int:
+        return self._held
+
+    def watch_memory(self) -> None:
+        with self._ledger:
+            self._grown_from = self._peak = self._used
+
+    def memory_grown(self) -> int:
+        return self._peak - self._grown_from
 
     # ---- link and compute
 
     def upload(self, nbytes: int) -> None:
-        self._play()
-        self._copy(nbytes, self.sim.h2d)
+        self._enter("uploading" if self._serving.now else "warming")
+        self._copy("h2d", nbytes)
 
     def download(self, nbytes: int) -> None:
-        self._play()
-        self._copy(nbytes, self.sim.d2h)
+        self._enter("returning")
+        self._copy("d2h", nbytes)
 
-    def _copy(self, nbytes: int, rate: float) -> None:
+    def _copy(self, direction: link.Direction, nbytes: int) -> None:
+        rate = self.sim.h2d if direction == "h2d" else self.sim.d2h
         if self._fault == "slow-link":
             rate /= SLOW
-        with self._wires:
+        with self._wires[direction]:
             time.sleep(LATENCY + nbytes / rate)
+
+    def _timed_copy(self, direction: link.Direction, nbytes: int) -> float:
+        began = time.perf_counter()
+        self._copy(direction, nbytes)
+        return time.perf_counter() - began
+
+    def _timed_both(self, nbytes: int) -> tuple[float, float]:
+        with ThreadPoolExecutor(2) as pool:
+            up, down = pool.map(lambda direction: self._timed_copy(direction, nbytes), ("h2d", "d2h"))
+        return up, down
 
     def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> np.ndarray:
         self._play()
         return super().gather(memory, rows, shape, total)
 
+    def gather_slots(self, memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot]) -> list[Any]:
+        self._play()
+        return super().gather_slots(memory, rows, slots)
+
     def run(self, compute: Any, rows: int, row_bytes: int) -> Any:
         """Call `compute()` for a batch of `rows`, in modelled memory and time."""
+        if self._serving.now:
+            self._enter("computing")
         need = rows * row_bytes * 4 * ACTIVATION_COPIES
         self.reserve(need, "batch")
         try:
@@ -99,7 +161,7 @@ class SimulatedDevice(CpuDevice):
                     time.sleep((time.perf_counter() - began) * (HOT - 1))
             self._play()
         finally:
-            self.release(need)
+            self.release(need, "batch")
         if self._fault == "wrong-answers":
             result = [
                 np.flip(array, -1) * np.asarray(1.5, array.dtype) if array.dtype.kind == "f" else np.flip(array, -1) for array in result
@@ -108,9 +170,44 @@ class SimulatedDevice(CpuDevice):
 
     # ---- faults
 
-    def fault(self, fault: str) -> None:
-        """Switch a fault on; "clear" ends every fault that a process can end (a sticky one only ends with the process)."""
-        self._fault = "" if fault == "clear" else fault
+    def fault(self, fault: str, phase: str = "") -> None:
+        """Switch a fault on, now or when `phase` is entered; "clear" ends all that a process can end (a sticky one ends with it)."""
+        if phase:
+            self._waiting[phase] = fault
+            if phase == "idle" and not self._batches:
+                self._strike("idle")
+        elif fault == "clear":
+            self._fault = ""
+            self._waiting.clear()
+        else:
+            self._fault = fault
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        with self._ledger:
+            self._batches += 1
+        self._serving.now = True
+        try:
+            yield
+        finally:
+            self._serving.now = False
+            with self._ledger:
+                self._batches -= 1
+                idle = self._batches == 0
+            if idle:
+                self._strike("idle")
+
+    def _enter(self, phase: str) -> None:
+        self._strike(phase)
+        self._play()
+
+    def _strike(self, phase: str) -> None:
+        """Switch on what waits for this phase."""
+        fault = self._waiting.pop(phase, "")
+        if fault == "unplug":
+            os._exit(EXIT_UNPLUGGED)
+        if fault:
+            self._fault = fault
 
     def _play(self) -> None:
         """Faults that strike wherever the device is used."""
@@ -125,3 +222,8 @@ class SimulatedDevice(CpuDevice):
         """Called by the main thread for each ping: a hung device answers none."""
         if self._fault == "hang":
             self._never.wait()
+
+
+def _wake_on_time() -> None:
+    """Let this thread, and those that it starts, sleep to the microsecond: the kernel's 50 of slack are as long as a small copy."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)

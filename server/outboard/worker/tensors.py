@@ -27,6 +27,7 @@ class TensorNetwork(LoadedNetwork):
     def __init__(self, spec: ModelSpec, network: Network, backend: Any, device: Device, memory_bytes: int = 0):
         self.spec, self.network, self.backend, self.device = spec, network, backend, device
         self.memory_bytes = memory_bytes
+        self.kept_bytes = 0
         first = {shape[0] if shape else None for _, _, shape in backend.inputs}
         frozen = {axis for axis in first if isinstance(axis, int)}
         self.whole = None in first or len(frozen) > 1 or bool(frozen) and len(first) > 1
