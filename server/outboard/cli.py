@@ -49,6 +49,7 @@ def serve(
     models: Annotated[Path | None, typer.Option(help="The model repository: folders with a model.toml each.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="Port of the Open Inference Protocol over gRPC; without it gRPC is off.")] = None,
     device: Annotated[list[str] | None, typer.Option(help="auto, cpu, cuda:0 or a GPU's UUID; several may be given.")] = None,
     workers: Annotated[int | None, typer.Option(help="Front processes: 1, nothing else.", hidden=True)] = None,
     max_losses: Annotated[
@@ -64,6 +65,7 @@ def serve(
         "models": models,
         "host": host,
         "port": port,
+        "oip.grpc_port": grpc_port,
         "device": device,
         "workers": workers,
         "failback.max_losses": max_losses,
@@ -81,11 +83,18 @@ def serve(
     try:
         import uvicorn
 
+        from outboard.devices import discovery
         from outboard.http.app import create
-        from outboard.http.protocol import Protocol
+        from outboard.http.connection import limited
+        from outboard.http.protocol import Protocol, WebSocketProtocol
     except ModuleNotFoundError as e:
         raise _refuse(f"{e.name} is missing: the server needs its extra: pip install 'outboard[server]'") from e
 
+    for wanted in settings.device:
+        try:
+            discovery.check(wanted)
+        except ValueError as e:
+            raise _refuse(f"--device {e}") from e
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
     try:
@@ -99,7 +108,12 @@ def serve(
         uvicorn.Config(
             web,
             loop="uvloop",
-            http=Protocol,
+            http=limited(Protocol, settings.limits),
+            ws=WebSocketProtocol,
+            ws_max_size=settings.limits.message,
+            ws_ping_interval=settings.streams.ping,
+            ws_ping_timeout=settings.streams.pong,
+            ws_per_message_deflate=False,  # JPEGs do not deflate
             log_level="warning",
             access_log=False,
             lifespan="on",
@@ -232,13 +246,13 @@ def _check(directory: Path) -> list[dict[str, Any]]:
         except repository.ModelProblem as e:
             entry |= {"state": "failed", "error": e.as_dict()}
         else:
-            size = next(iter(spec.networks.values())).input.size
+            given = next(iter(spec.networks.values())).input
             toml = spec.toml
             entry |= {
                 "task": toml.task,
                 "backend": toml.backend,
                 "version": spec.version,
-                "input": {"width": size[0], "height": size[1]},
+                "input": {"width": given.size[0], "height": given.size[1]} if given else None,
                 "license": toml.license or None,
                 "source": toml.source or None,
             }
@@ -251,11 +265,18 @@ app.command("plan", epilog=PLAN_EXAMPLE)(plan_command)
 Device = Annotated[str, typer.Argument(help="The device's id, such as sim:0 or cuda:0; `outboard devices` lists them.")]
 
 
-@app.command(epilog="Example: outboard unplug sim:0")
-def unplug(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
+@app.command(epilog="Example: outboard unplug sim:0 --phase computing")
+def unplug(
+    device: Device,
+    url: Url = "http://127.0.0.1:8000",
+    phase: Annotated[
+        str, typer.Option(help="Wait until the device is starting, warming, idle, uploading, computing or returning.", show_default=False)
+    ] = "",
+) -> None:
     """Pull a simulated device's cable."""
-    _ask("POST", url, f"/v1/devices/{device}/fault", {"fault": "unplug"})
-    out.print(f"{device} is unplugged (simulated); `outboard replug {device}` plugs it in again", highlight=False)
+    _ask("POST", url, f"/v1/devices/{device}/fault", {"fault": "unplug", "phase": phase})
+    when = f"will be unplugged when it is {phase}" if phase else "is unplugged"
+    out.print(f"{device} {when} (simulated); `outboard replug {device}` plugs it in again", highlight=False)
 
 
 @app.command(epilog="Example: outboard replug sim:0")

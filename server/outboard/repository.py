@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
+import stat
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +32,20 @@ DECODERS: dict[str, Task] = {
     "centerface": "detection",
     "ocr": "text",
     "tensor": "tensor",
+}
+
+
+#: Bytes of a model.toml and of a file of labels: far more than anybody writes, and little enough to read at every look.
+MAX_TOML = 1 << 20
+MAX_LABELS = 16 << 20
+
+#: What is not a file that can be read, by `stat.S_IFMT`. Opening some of these waits for ever, or does something.
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
 }
 
 
@@ -112,7 +128,7 @@ class ModelFile(_Table, kw_only=True):
     license: str = ""  #: shown by `outboard models`
     source: str = ""  #: where the weights come from; shown, too
     labels: str = ""  #: a text file, one label a line
-    input: Input | None = None  #: the table [input]
+    input: Input | None = None  #: the table [input]; left out by a model of task "tensor" that takes tensors
     output: Output
     batching: Batching = Batching()
     run: Run = Run()
@@ -125,7 +141,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     file: Path
-    input: Input
+    input: Input | None  #: None: the network takes tensors, as its graph declares them
     batching: Batching
     sha256: str
 
@@ -139,6 +155,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     version: str  #: "sha256:" and 12 hex digits of model.toml, weights and labels
     labels: tuple[str, ...]
     networks: dict[str, Network]  #: "" -> the model, or part name -> network
+
+    @property
+    def takes_tensors(self) -> bool:
+        """Its input is no picture."""
+        return not self.toml.parts and self.toml.input is None
 
     @property
     def rtol(self) -> float:
@@ -176,13 +197,13 @@ def _read(directory: Path) -> ModelSpec:
         raise ModelProblem(
             str(directory), "name", "a folder name of letters, digits, '_', '-' and '.', at most 64", f"{name!r} is not usable"
         )
-    try:
-        raw = path.read_bytes()
-    except OSError as e:
-        raise ModelProblem(str(path), "file", "a readable model.toml", e.strerror or str(e)) from e
+    raw = _content(_inside(directory, str(path), "file", "model.toml", "a readable model.toml"), "file", "a model.toml", MAX_TOML)
     toml = _parse(path, raw)
     where = str(path)
 
+    if toml.task not in DECODERS.values():
+        served = ", ".join(sorted(set(DECODERS.values())))
+        raise ModelProblem(where, "task", f"one of {served}", f"task {toml.task!r} is not served yet")
     if toml.output.decoder not in DECODERS:
         raise ModelProblem(where, "output.decoder", "one of " + ", ".join(sorted(DECODERS)), f"{toml.output.decoder!r} is unknown")
     if DECODERS[toml.output.decoder] != toml.task:
@@ -195,6 +216,8 @@ def _read(directory: Path) -> ModelSpec:
     if (toml.output.decoder == "yolov2") != bool(toml.output.anchors):
         raise ModelProblem(where, "output.anchors", "anchors [[width, height], …] in cells for decoder yolov2, and for no other")
     _check_output(where, toml.output)
+    _check_parts(where, toml)
+    _check_fallback(where, directory, toml)
     networks = _networks(where, directory, name, toml)
     labels = _labels(directory, where, toml)
     digest = hashlib.sha256(raw)
@@ -205,9 +228,9 @@ def _read(directory: Path) -> ModelSpec:
             raise ModelProblem(str(network.file), key, network.sha256, f"the file has {content}: it is damaged or another version")
         digest.update(content.encode())
     digest.update("\n".join(labels).encode())
-    for extra in ("golden.npz",):
-        if (directory / extra).is_file():
-            digest.update(_sha256(directory / extra).encode())
+    if os.path.lexists(directory / "golden.npz"):
+        golden = _inside(directory, where, "golden", "golden.npz", "an .npz with `input` and the outputs by name")
+        digest.update(_sha256(golden).encode())
     return ModelSpec(
         name=name, directory=directory, toml=toml, version=f"sha256:{digest.hexdigest()[:12]}", labels=labels, networks=networks
     )
@@ -236,10 +259,21 @@ def _inside(directory: Path, where: str, key: str, file: str, expected: str) -> 
     path = (directory / file).resolve()
     if not path.is_relative_to(directory.resolve()):
         raise ModelProblem(where, key, "a path inside the model's folder", f"{file!r} leaves it")
+    if path.exists() and not path.is_file():
+        raise ModelProblem(str(directory / file), key, expected, f"it is {_KINDS.get(stat.S_IFMT(path.stat().st_mode), 'no file')}")
     if not path.is_file():
         hint = "; the shipped models are fetched by `make models`" if not any(directory.glob("*.onnx")) else ""
         raise ModelProblem(str(directory / file), key, expected, f"there is no such file{hint}")
     return path
+
+
+def _content(path: Path, key: str, what: str, most: int) -> bytes:
+    """The bytes of a file that `_inside` has looked at. Never waits, should it have become a FIFO since."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise ModelProblem(str(path), key, f"{what} of at most {most >> 20} MiB", f"it has {path.stat().st_size:,} bytes")
+    return raw
 
 
 def _networks(where: str, directory: Path, name: str, toml: ModelFile) -> dict[str, Network]:
@@ -249,9 +283,10 @@ def _networks(where: str, directory: Path, name: str, toml: ModelFile) -> dict[s
         raise ModelProblem(where, "builder", 'backend "torch" and "torchvision:NAME"', f"{toml.builder!r} cannot be built")
 
     def network(key: str, prefix: str, part: Any) -> Network:
-        if part.input is None:
+        if part.input is not None:
+            _check_input(where, prefix, part.input)
+        elif toml.task != "tensor" or toml.parts or toml.builder:  # without [input] a tensor model takes what its graph says
             raise ModelProblem(where, f"{prefix}input", "a table [input] with size = [width, height]", "missing")
-        _check_input(where, prefix, part.input)
         if not 0 <= part.batching.max_delay_ms <= 10_000:
             raise ModelProblem(where, f"{prefix}batching.max_delay_ms", "0 to 10000", str(part.batching.max_delay_ms))
         if not 1 <= part.batching.max <= 1024:
@@ -289,12 +324,39 @@ def _check_output(where: str, value: Output) -> None:
         raise ModelProblem(where, "output.top_k", "1 to 10000", str(value.top_k))
 
 
+def _check_parts(where: str, toml: ModelFile) -> None:
+    """The pipeline that there is reads text, with three networks of fixed names (`outboard.ocr`)."""
+    wanted = {"det", "cls", "rec"} if toml.output.decoder == "ocr" else set()
+    if set(toml.parts) != wanted:
+        expected = "[parts.det], [parts.cls] and [parts.rec]" if wanted else f"no parts for decoder {toml.output.decoder!r}"
+        raise ModelProblem(where, "parts", expected, f"it has {', '.join(sorted(toml.parts)) or 'none'}")
+
+
+def _check_fallback(where: str, directory: Path, toml: ModelFile) -> None:
+    name = toml.run.fallback
+    if not name:
+        return
+    expected = f"the name of another model of this repository with task {toml.task!r}"
+    if name == directory.name:
+        raise ModelProblem(where, "run.fallback", expected, "a model cannot stand in for itself")
+    other = directory.parent / name
+    if not _NAME.match(name) or not (other / "model.toml").is_file():
+        raise ModelProblem(where, "run.fallback", expected, f"there is no model {name[:80]!r}")
+    try:
+        task = _parse(other / "model.toml", _content(other / "model.toml", "file", "a model.toml", MAX_TOML)).task
+    except ModelProblem:
+        return  # it is refused by itself; without it this model answers on the CPU as any other does
+    if task != toml.task:
+        raise ModelProblem(where, "run.fallback", expected, f"{name!r} has task {task!r}: its answers would have another shape")
+
+
 def _labels(directory: Path, where: str, toml: ModelFile) -> tuple[str, ...]:
     if not toml.labels:
         return ()
     path = _inside(directory, where, "labels", toml.labels, "a text file, one label a line")
     try:
-        return tuple(line.strip() for line in path.read_text("utf-8").splitlines() if line.strip())
+        text = _content(path, "labels", "a text file", MAX_LABELS).decode("utf-8")
+        return tuple(line.strip() for line in text.splitlines() if line.strip())
     except UnicodeDecodeError as e:
         raise ModelProblem(str(path), "labels", "UTF-8 text, one label a line", str(e)) from e
 
