@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import ml_dtypes
+import msgspec
 import numpy as np
 import onnxruntime
 import pytest

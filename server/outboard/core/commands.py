@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outboard.core.state import Shape
+
 
 @dataclass(slots=True, frozen=True)
 class Fill:
@@ -21,7 +23,7 @@ class Dispatch:
     generation: int
     batch: int
     network: str
-    shape: tuple[int, int, int]
+    shape: Shape
     offsets: list[int]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 
+import ml_dtypes  # noqa: F401  (its import is what makes numpy know "bfloat16")
 import numpy as np
 
 

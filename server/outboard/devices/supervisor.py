@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outboard.devices import protocol
+from outboard.devices import protocol, rows
 from outboard.devices.slab import Slab, view
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,11 @@ class Worker:
 
     def read(self, tensors: Iterable[protocol.Tensor]) -> dict[str, np.ndarray]:
         """Copies of the tensors, so that nothing a worker writes later can change an answer. Raises ValueError."""
-        return {t.name: view(self.region.bytes, t.offset, t.shape, t.dtype).copy() for t in tensors}
+        memory = self.region.bytes
+        return {
+            t.name: rows.unpack(memory[t.offset :], t.shape) if t.dtype == rows.BYTES else view(memory, t.offset, t.shape, t.dtype).copy()
+            for t in tensors
+        }
 
 
 class Supervisor:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from outboard.core.memory import Allocator, OutOfSlab
-from outboard.devices import slab
+from outboard.devices import rows, slab
 from outboard.devices.protocol import Tensor
 
 ALIGN = 64
@@ -32,9 +32,10 @@ class Answers:
         return self._allocator.used
 
     def put(self, batch: int, outputs: Mapping[str, np.ndarray]) -> list[Tensor]:
-        """Write the outputs of `batch`, whole. Raises RegionFull."""
+        """Write the outputs of `batch`, whole; arrays of objects are strings. Raises RegionFull."""
+        contents = [_packed(array) if array.dtype.kind == "O" else array for array in outputs.values()]
         starts, total = [], 0
-        for array in outputs.values():
+        for array in contents:
             starts.append(total)
             total += -(-array.nbytes // ALIGN) * ALIGN
         with self._lock:
@@ -45,10 +46,10 @@ class Answers:
                 raise RegionFull(f"the answer region is full: {e}, in {len(self._blocks)} batches that the front has not freed") from None
             self._blocks[batch] = block
         tensors = []
-        for start, (name, array) in zip(starts, outputs.items(), strict=True):
-            target = slab.view(self._memory, block + start, array.shape, array.dtype.name)
-            np.copyto(target, array, casting="no")
-            tensors.append(Tensor(name, array.dtype.name, array.shape, block + start))
+        for start, (name, array), content in zip(starts, outputs.items(), contents, strict=True):
+            target = slab.view(self._memory, block + start, content.shape, content.dtype.name)
+            np.copyto(target, content, casting="no")
+            tensors.append(Tensor(name, array.dtype.name if content is array else rows.BYTES, array.shape, block + start))
         return tensors
 
     def free(self, batches: Iterable[int]) -> None:
@@ -58,3 +59,7 @@ class Answers:
                 block = self._blocks.pop(batch, None)
                 if block is not None:
                     self._allocator.free(block)
+
+
+def _packed(strings: np.ndarray) -> np.ndarray:
+    return np.frombuffer(rows.pack(s if isinstance(s, bytes) else str(s).encode() for s in strings.reshape(-1)), np.uint8)

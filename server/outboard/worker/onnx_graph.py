@@ -52,8 +52,8 @@ def _fixed(axis: int | str) -> int:
     return axis if isinstance(axis, int) else 0
 
 
-def read(network: Network) -> tuple[onnx.ModelProto, Picture]:
-    """The checked graph of `network.file`, its external tensors left in their files. Raises ModelProblem."""
+def load(network: Network) -> onnx.ModelProto:
+    """The graph of `network.file`, its external tensors left in their files. Raises ModelProblem."""
     where = str(network.file)
     try:
         model = onnx.load(network.file, load_external_data=False)
@@ -64,6 +64,12 @@ def read(network: Network) -> tuple[onnx.ModelProto, Picture]:
     if not model.graph.node:
         raise ModelProblem(where, "graph", "a graph with nodes", "the file holds none: it is empty, truncated, or not ONNX")
     _check_external_data(model, network.file)
+    return model
+
+
+def read(network: Network) -> tuple[onnx.ModelProto, Picture]:
+    """The checked graph of a network that takes pictures. Raises ModelProblem."""
+    model, where = load(network), str(network.file)
     picture = _picture(model.graph, where)
     _check_size(picture, network.input, where)
     return model, picture
