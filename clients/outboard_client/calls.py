@@ -31,6 +31,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tile: str | int | None = None
     overlap: float | None = None
     merge: str | None = None
+    whole: bool | None = None
     deadline_ms: float | None = None
     strict_device: bool | None = None
 

@@ -83,7 +83,7 @@ class Client(_Session):
         self._http.close()
 
     def predict(self, model: str, image: ImageLike, **options: Any) -> Answer:
-        """The answer for one image. `options`: min_score, top_k, tile, overlap, merge, deadline_ms, strict_device."""
+        """The answer for one image. `options`: min_score, top_k, tile, overlap, merge, whole, deadline_ms, strict_device."""
         return self._ask(calls.predict(model, encoded(image, self.encoding), Options(**options)))
 
     def predict_several(self, model: str, images: Iterable[ImageLike], **options: Any) -> list[Answer | Problem]:
@@ -180,7 +180,7 @@ class AsyncClient(_Session):
         await self._http.aclose()
 
     async def predict(self, model: str, image: ImageLike, **options: Any) -> Answer:
-        """The answer for one image. `options`: min_score, top_k, tile, overlap, merge, deadline_ms, strict_device."""
+        """The answer for one image. `options`: min_score, top_k, tile, overlap, merge, whole, deadline_ms, strict_device."""
         return await self._ask(calls.predict(model, await self._encoded(image), Options(**options)))
 
     async def predict_several(self, model: str, images: Iterable[ImageLike], **options: Any) -> list[Answer | Problem]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import os
+import queue
 import signal
 import struct
 import sys
@@ -97,7 +98,8 @@ class Reading:
             self._read()
             end = Reply(kind="end")
         except (av.FFmpegError, OSError, ValueError) as e:
-            end = Reply(kind="failed", why=f"{type(e).__name__}: {e}")
+            # Not str(e): FFmpeg's errors end with the URL, and its password.
+            end = Reply(kind="failed", why=f"{type(e).__name__}: {getattr(e, 'strerror', None) or e}")
         end.corrupted = self._corrupted
         self._slot.put(end)
 
@@ -109,13 +111,14 @@ class Reading:
             if not container.streams.video:
                 raise ValueError("there is no video in it")
             stream = container.streams.video[0]
-            # Frame threads are faster, and hold back as many frames: for files that are read to their end.
-            stream.thread_type = "AUTO" if not task.newest else "SLICE"
+            # Frame threads are faster, and hold back as many frames: not for live. Never slice threads: with them FFmpeg's H.264 decoder
+            # makes up what was lost and flags 3 of 25 damaged frames; otherwise it flags 25 of 25 (PyAV 18.1, 3 % of packets lost).
+            stream.thread_type = "NONE" if task.newest else "FRAME"
             began, due, index = time.monotonic(), 0.0, -1
             for frame in self._decoded(container, stream):
                 index += 1
                 at = frame.time if frame.time is not None else time.monotonic() - began
-                if task.fps and at + 0.25 / task.fps < due:
+                if task.fps and at + 0.05 / task.fps < due:
                     continue
                 due = max(due, at - 1 / task.fps) + 1 / task.fps if task.fps else 0.0
                 if index < task.start:
@@ -157,20 +160,29 @@ def jpeg(frame, quality: int, longest: int) -> bytes:  # type: ignore[no-untyped
     return buffer.getvalue()
 
 
+def listen(asked: queue.SimpleQueue[int]) -> None:
+    """Requests. The end of them is the end of the process, also while another thread waits for a frame or hangs in a read."""
+    for line in sys.stdin.buffer:
+        asked.put(int(line))
+    os._exit(0)
+
+
 def main() -> None:
     task = msgspec.json.decode(sys.argv[1], type=Task)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the station ends this process
     slot = Slot(task.newest)
     threading.Thread(target=Reading(task, slot).run, daemon=True).start()
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+    threading.Thread(target=listen, args=(asked,), daemon=True).start()
     out = sys.stdout.buffer
-    for line in sys.stdin.buffer:
+    while True:
+        quality = asked.get()
         reply, frame = slot.get()
-        image = jpeg(frame, int(line), task.longest) if frame is not None else b""
+        image = jpeg(frame, quality, task.longest) if frame is not None else b""
         reply.skipped = slot.skipped
         body = msgspec.json.encode(reply)
         out.write(LENGTHS.pack(len(body), len(image)) + body + image)
         out.flush()
-    os._exit(0)  # not sys.exit: the reading thread may hang in a read that never ends
 
 
 if __name__ == "__main__":

@@ -171,8 +171,15 @@ class FolderSource:
         found = sorted(p for p in self._path.rglob("*") if p.suffix.lower() in IMAGES)
         if not self._reading.watch:
             return found
-        now = time.time()
-        return [p for p in found if now - p.stat().st_mtime > _SETTLED]
+        return [p for p in found if _unchanged(p) > _SETTLED]
+
+
+def _unchanged(path: Path) -> float:
+    """Seconds since the file was written to; 0 for one that went away meanwhile."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 class VideoSource:
