@@ -1,0 +1,60 @@
+"""Detection in a large picture cut into tiles: one frame of the engine with a row for each, merged into one answer.
+
+Rows of several pictures batch together, whatever their sizes: a tile is as large as any other row of the network.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from outboard import tasks
+from outboard.core.state import Sender
+from outboard.imaging import tiles
+from outboard.imaging.decode import decode
+from outboard.imaging.geometry import Geometry
+from outboard.imaging.header import Header
+from outboard.problems import Problem
+from outboard.registry import Version
+from outboard.runtime import Outcome, Runtime
+from outboard.tasks.answer import answer_body
+from outboard.tasks.merge import merge
+
+
+async def detect(
+    runtime: Runtime,
+    version: Version,
+    body: bytes | memoryview,
+    header: Header,
+    tiling: tiles.Tiling,
+    options: tasks.Options,
+    deadline: float,
+    sender: Sender,
+) -> tuple[dict[str, Any], Outcome]:
+    """The answer's content, with what was cut as `tiles`, and the frame's outcome. Raises Problem."""
+    spec = version.spec
+    if spec.toml.task != "detection":
+        raise Problem("bad_option", f"tile is for detection, and {spec.name}'s task is {spec.toml.task}; ask without tile")
+    given = spec.networks[""].input
+    plan = tiles.plan(header.width, header.height, given, tiling, runtime.settings.limits.tiles)
+
+    def fill(rows: np.ndarray) -> list[tiles.View]:
+        pixels = decode(body, header, min_size=tiles.decode_size(plan, header, given), background=given.background)
+        return tiles.cut(plan, pixels, header, given, rows)
+
+    width, height = given.size
+    kind = f"{header.format} in tiles"  # decoded in full and cut: a cost of its own
+    outcome = await runtime.submit(
+        version.ids[""], (height, width, 3), fill, deadline=deadline, rows=plan.rows, kind=kind, body=body, sender=sender
+    )
+    runtime.fill_costs.observe(kind, len(body), outcome.decode)
+
+    def content() -> dict[str, Any]:
+        each = tasks.Options(min_score=options.min_score)  # the best of a tile need not be the best of the picture
+        found = [tasks.decode(row, spec, each) for row in outcome.rows]
+        merged = merge(found, outcome.filled, (header.width, header.height), tiling.merge, options.top_k)
+        return answer_body(merged, spec, Geometry(header.width, header.height, 1.0, 1.0, 0, 0))
+
+    cut = {"width": plan.width, "height": plan.height, "count": len(plan.origins), "whole": plan.whole}
+    return {**await runtime.in_thread(content), "tiles": cut}, outcome
