@@ -29,6 +29,7 @@ SAMPLES: dict[str, np.ndarray] = {
 def repository(folder: Path) -> Path:
     for datatype in SAMPLES:
         tensors.write(folder, f"same_{datatype.lower()}", tensors.same(datatype))
+    tensors.write(folder, "wide", tensors.same("FP32", ["n", "width"]))
     tensors.write(folder, "simple", tensors.add_and_subtract())
     tensors.write(folder, "fixed4", tensors.add_and_subtract(4))
     tensors.write(folder, "mixed", tensors.mixed())
