@@ -57,12 +57,16 @@ class Turns:
     def __init__(self, play: _Play):
         self._play = play
         self._free = 0.0
-        self.busy = 0.0
+        self._taken = 0.0
 
     def take(self, seconds: float, then: Callable[[], None]) -> None:
         self._free = max(self._play.now, self._free) + seconds
-        self.busy += seconds
+        self._taken += seconds
         self._play.at(self._free, then)
+
+    def busy(self) -> float:
+        """Seconds until now in which it was in use."""
+        return self._taken - max(0.0, self._free - self._play.now)
 
 
 class Cores:
@@ -76,20 +80,26 @@ class Cores:
         self._since = 0.0
         self._n = 0
         self._due = 0
-        self.busy = 0.0
+        self._worked = 0.0
 
     def run(self, seconds: float, then: Callable[[], None]) -> None:
         self._advance()
         self._n += 1
         self._jobs[self._n] = (self._each + seconds, then)
-        self.busy += seconds
         self._plan()
+
+    def busy(self) -> float:
+        """Seconds of a core until now."""
+        self._advance()
+        return self._worked
 
     def _rate(self) -> float:
         return min(1.0, self._cores / len(self._jobs)) if self._jobs else 0.0
 
     def _advance(self) -> None:
-        self._each += (self._play.now - self._since) * self._rate()
+        given = (self._play.now - self._since) * self._rate()
+        self._each += given
+        self._worked += given * len(self._jobs)
         self._since = self._play.now
 
     def _plan(self) -> None:
@@ -144,6 +154,7 @@ class _Play:
         self.wire, self.processor = Turns(self), Turns(self)
         self.endings = [Ending(a) for a in arrivals]
         self.batches: list[int] = []
+        self._seconds = [machine.batch(rows) for rows in range(machine.model.max_rows + 1)]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._n = 0
         self._acting = False
@@ -169,7 +180,7 @@ class _Play:
             else:
                 self.now, _, what = heappop(self._heap)
                 what()
-        return Log(self.endings, self.now, self.wire.busy, self.processor.busy, self.cores.busy, self.batches)
+        return Log(self.endings, self.now, self.wire.busy(), self.processor.busy(), self.cores.busy(), self.batches)
 
     # ---------------------------------------------------------------- frames
 
@@ -207,7 +218,7 @@ class _Play:
         rows = len(command.offsets)
         self.batches.append(rows)
         began = self.now
-        upload, compute, download = self.machine.batch(rows)
+        upload, compute, download = self._seconds[rows]
         self.wire.take(
             upload,
             lambda: self.processor.take(compute, lambda: self.wire.take(download, lambda: self._batch_done(command, began))),

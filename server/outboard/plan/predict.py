@@ -162,7 +162,7 @@ def _summary(log: Log, demand: Demand, host: Host) -> Prediction:
     late = not holds and use[fullest] < FULL and demand.deadline < inf
     total = sum(answered.values())
     return Prediction(
-        fps=total / len(sent) / _span(demand),
+        fps=total / len(sent) / max(_span(demand), log.duration - demand.frames[0].t),  # what was in flight at the end took its time, too
         fps_asked=_asked(demand),
         age_p50=quantile(ages, 0.5),
         age_p99=quantile(ages, 0.99),

@@ -69,7 +69,7 @@ def model(root: Path, wanted: str) -> tuple[ModelSpec, Network]:
     name, _, part = wanted.partition("/")
     known = repository.names(root) if root.is_dir() else []
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3)
+        near = difflib.get_close_matches(name, known, n=3) or [k for k in known if name and name in k]
         hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known) or 'none at all'}; --models names another"
         raise Usage(f"--model: {root} has no model {name!r}; {hint}")
     spec = repository.read(root / name)
