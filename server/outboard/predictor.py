@@ -14,16 +14,19 @@ import msgspec
 import numpy as np
 
 from outboard import tasks
+from outboard.core.state import ANYBODY, Sender
 from outboard.imaging.decode import decode
 from outboard.imaging.draw import draw
 from outboard.imaging.fit import decode_size, fit
 from outboard.imaging.geometry import Geometry
 from outboard.imaging.header import Header, read_header
+from outboard.imaging.tiles import Tiling
 from outboard.ocr import read_text
 from outboard.problems import Problem
 from outboard.registry import Version
-from outboard.runtime import Runtime
+from outboard.runtime import Outcome, Runtime
 from outboard.tasks.answer import answer_body
+from outboard.tiled import detect
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +34,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     options: tasks.Options
     deadline: float
+    tiling: Tiling | None = None  #: None: the whole picture is one row
     strict_device: bool = False
     received: float = 0.0  #: seconds from the first byte to the whole body
+    sender: Sender = ANYBODY
 
 
 class Predictor:
@@ -41,17 +46,29 @@ class Predictor:
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
 
-    async def predict(self, version: Version, body: bytes, request: Request) -> dict[str, Any]:
-        """The answer's JSON values (design.md, section 1). Raises Problem."""
+    async def predict(self, version: Version, body: bytes, request: Request, header: Header | None = None) -> dict[str, Any]:
+        """The answer's JSON values (design.md, section 1). `header` is given for raw pixels, which have none. Raises Problem."""
+        return (await self.predict_rows(version, body, request, header))[0]
+
+    async def predict_rows(
+        self, version: Version, body: bytes, request: Request, header: Header | None = None
+    ) -> tuple[dict[str, Any], Outcome]:
+        """As `predict`, and what the rows of the network gave."""
         began = time.perf_counter()
         spec = version.spec
         if request.strict_device and self.runtime.engine.degraded():
             raise Problem(
                 "device_unavailable", "strict_device was asked for, and the device does not serve now; see GET /v1/devices", retry_after=5.0
             )
-        header = read_header(body, max_pixels=self.runtime.settings.limits.pixels)
-        if spec.toml.parts:
-            content, outcome = await read_text(self.runtime, version, body, header, request.options, request.deadline)
+        if spec.takes_tensors:
+            raise Problem("bad_input", f"{spec.name} takes tensors, not images; send them to POST /v2/models/{spec.name}/infer")
+        header = header or read_header(body, max_pixels=self.runtime.settings.limits.pixels)
+        if request.tiling is not None:
+            content, outcome = await detect(
+                self.runtime, version, body, header, request.tiling, request.options, request.deadline, request.sender
+            )
+        elif spec.toml.parts:
+            content, outcome = await read_text(self.runtime, version, body, header, request.options, request.deadline, request.sender)
         else:
             network = spec.networks[""]
             width, height = network.input.size
@@ -61,7 +78,7 @@ class Predictor:
                 return fit(pixels, header, network.input, rows[0])
 
             outcome = await self.runtime.submit(
-                version.ids[""], (height, width, 3), fill, deadline=request.deadline, kind=header.format, body=body
+                version.ids[""], (height, width, 3), fill, deadline=request.deadline, kind=header.format, body=body, sender=request.sender
             )
             self.runtime.fill_costs.observe(header.format, len(body), outcome.decode)
             if spec.toml.task == "classification":  # cheaper than handing it to a thread
@@ -94,7 +111,7 @@ class Predictor:
             answer["source_bit_depth"] = header.bit_depth
         if outcome.device in self.runtime.devices and self.runtime.devices[outcome.device].kind == "sim":
             answer["simulated"] = True
-        return answer
+        return answer, outcome
 
     @staticmethod
     def _content(version: Version, outputs: dict[str, np.ndarray], geometry: Geometry, options: tasks.Options) -> dict[str, Any]:
