@@ -268,6 +268,7 @@ class FrameStream:
                 self._figures.connected = False
             self._closed[why] += 1
             self._ledger.link_lost()
+            self.uplink.cut()
             self._notify()
             pause = max(at_least, self._backoff.next())
             if time.monotonic() + pause - lost_at > self._give_up:
@@ -352,9 +353,8 @@ class FrameStream:
             if refused:
                 self._settle(Drop(seq, TOO_LARGE, refused, here=True))
                 continue
-            began = time.monotonic()
+            self.uplink.sent(seq, len(message), time.monotonic())
             await link.send(message)
-            self.uplink.sent(len(message), time.monotonic() - began)
             self._notify()
 
     async def _sized(self, seq: int, frame: Frame) -> tuple[bytes, str]:
@@ -391,6 +391,8 @@ class FrameStream:
                 self._backoff.worked()
 
     def _outcome(self, said: wire.ResultMessage | wire.DropMessage) -> None:
+        known = isinstance(said, wire.ResultMessage) and "total" in said.timing_ms
+        self.uplink.arrived(said.seq, time.monotonic() - said.timing_ms["total"] / 1e3 if known else None)
         frame = self._ledger.frame(said.seq)
         age = max(0.0, (wire.now_us() - frame.captured) / 1e6) if frame else math.nan  # without: from before this process
         if self._settle(wire.outcome(said, age)) and isinstance(said, wire.ResultMessage):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: Share of the measured rate that frames may use: the rest is for what the link does next.
 SHARE = 0.8
-#: A send that returned faster than this was not held up by the link, so it says nothing about the link.
-_FREE = 0.003
+#: How much of the past counts on, with each frame that the link held up: the last five or so decide.
+_MEMORY = 0.8
+#: After so many frames in a row that the link did not hold up, what it carried before is forgotten.
+_FREE = 20
 
 
 @dataclass(slots=True)
 class Uplink:
-    """Measures each send, and keeps the quality where `fps` frames a second fit.
+    """Measures what the link carries, and keeps the JPEG quality where `fps` frames a second fit.
 
-    The socket holds only a little unsent data (`stream.py` sees to it), so the time that a send takes is the time that the link took.
+    How long a send takes says little: buffers on the way take megabytes at once, and a sender that waits for answers never fills them. So
+    it is the arrivals that are measured: the server says how long it had a frame, so what is left of the time until its answer was here
+    is the way. A frame that was handed over before the one in front of it arrived has waited for the link, and then the bytes between
+    the two arrivals, by the time between them, are what the link carries. A server that is slow does not look like a slow link.
+
     When even the lowest quality does not fit, frames are sent as the link takes them: the rate falls, and the age does not grow.
     """
 
@@ -22,28 +28,59 @@ class Uplink:
     lowest: int = 40
     highest: int = 90
     quality: int = 0  #: starts at the highest
-    bytes_per_s: float = 0.0  #: 0: never held up yet
+    _bytes: float = 0.0
+    _seconds: float = 0.0
+    _total: int = 0  # bytes sent
+    _sent: dict[int, tuple[float, int]] = field(default_factory=dict)  # seq on its way -> when, and the total behind it
+    _last: tuple[float, int] | None = None  # the newest arrival: when, and the total behind it
+    _free: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.lowest <= self.highest <= 95:
             raise ValueError(f"quality goes from {self.lowest} to {self.highest}, expected 1 <= lowest <= highest <= 95")
         self.quality = self.quality or self.highest
 
-    def sent(self, nbytes: int, seconds: float) -> None:
-        """A message of `nbytes` was handed to the link in `seconds`."""
-        if seconds < _FREE:
-            self._raise()  # nothing held it up: there is room
-            return
-        rate = nbytes / seconds
-        # Down at once, up slowly: a link that got worse makes every frame late, one that got better only makes pictures worse.
-        weight = 0.5 if rate < self.bytes_per_s else 0.1
-        self.bytes_per_s = rate if not self.bytes_per_s else (1 - weight) * self.bytes_per_s + weight * rate
-        wanted = nbytes * self.fps / (SHARE * self.bytes_per_s)  # above 1: too much
-        if wanted > 1:
-            # A JPEG's size falls about as its quality does, in the range that is used here.
-            self.quality = max(self.lowest, min(self.quality - 1, round(self.quality / min(wanted, 2.0))))
-        elif wanted < 0.8:
-            self._raise()
+    @property
+    def bytes_per_s(self) -> float:
+        """What the link carried when it was full; 0: it was not, lately."""
+        return self._bytes / self._seconds if self._seconds else 0.0
 
-    def _raise(self) -> None:
-        self.quality = min(self.highest, self.quality + 1)
+    def sent(self, seq: int, nbytes: int, began: float) -> None:
+        """A message of `nbytes` began to be handed to the link at `began`, in seconds."""
+        self._total += nbytes
+        self._sent[seq] = began, self._total
+
+    def arrived(self, seq: int, at: float | None) -> None:
+        """The frame's outcome is here; it was at the server at `at`, as far as that is known."""
+        sent = self._sent.pop(seq, None)
+        if sent is None or at is None:
+            return
+        began, total = sent
+        last, self._last = self._last, (at, total)
+        if last is None:
+            return
+        nbytes, seconds = total - last[1], at - last[0]
+        if nbytes <= 0 or seconds <= 0:
+            return
+        if began < last[0]:
+            self._free = 0
+            self._bytes = _MEMORY * self._bytes + nbytes
+            self._seconds = _MEMORY * self._seconds + seconds
+        else:
+            self._free += 1
+            if self._free >= _FREE:
+                self._bytes = self._seconds = 0.0
+        self._choose(nbytes)
+
+    def cut(self) -> None:
+        """The link broke: what was on its way tells nothing, and the next link may be another one."""
+        self._sent.clear()
+        self._last = None
+
+    def _choose(self, nbytes: int) -> None:
+        needed = nbytes * self.fps / (SHARE * self.bytes_per_s) if self._seconds else 0.0  # above 1: too much
+        # Down at once, up slowly: a link that got worse makes every frame late, one that got better only makes pictures worse.
+        if needed > 1:  # a JPEG's size falls about as its quality does, in the range that is used here
+            self.quality = max(self.lowest, min(self.quality - 1, round(self.quality / min(needed, 2.0))))
+        elif needed < 0.8:
+            self.quality = min(self.highest, self.quality + 1)

@@ -220,30 +220,61 @@ def test_what_the_server_says_is_read() -> None:
     assert isinstance(bundle.parts["left"], Problem) and bundle.parts["left"].slug == "image_truncated"
 
 
-def link(bytes_per_s: float, uplink: Uplink, frames: int, size=lambda quality: 20_000 * quality) -> float:
-    """Send frames over a link of that rate; the fps that it held."""
-    seconds = 0.0
-    for _ in range(frames):
-        nbytes = size(uplink.quality)
-        took = nbytes / bytes_per_s
-        uplink.sent(nbytes, took)
-        seconds += max(took, 1 / uplink.fps)
-    return frames / seconds
+def link(
+    bytes_per_s: float, uplink: Uplink, frames: int, *, size=20_000, in_flight: int = 4, server: float = 0.0, clock: list[float]
+) -> float:
+    """Send frames of `size` bytes a step of quality over a link of that rate, to a server that takes `server` seconds for each, one after
+    the other. The fps that was held."""
+    began, link_free, server_free = clock[0], clock[0], clock[0]
+    pending: list[tuple[float, int, float]] = []  # answered at, seq, at the server since
+    for n in range(frames):
+        now = max(clock[0], began + n / uplink.fps)
+        while pending and (pending[0][0] <= now or len(pending) >= in_flight):
+            answered, seq, there = pending.pop(0)
+            now = max(now, answered)
+            uplink.arrived(seq, there)
+        clock[0] = now
+        seq, nbytes = int(now * 1e6) * 1000 + n, size * uplink.quality
+        uplink.sent(seq, nbytes, now)
+        link_free = max(link_free, now) + nbytes / bytes_per_s
+        server_free = max(server_free, link_free) + server
+        pending.append((server_free, seq, link_free))
+    for answered, seq, there in pending:
+        clock[0] = max(clock[0], answered)
+        uplink.arrived(seq, there)
+    return frames / (clock[0] - began)
 
 
 def test_the_quality_follows_the_uplink_down_and_up() -> None:
-    uplink = Uplink(fps=15, lowest=40, highest=90)
-    link(1e9, uplink, 50)
-    assert uplink.quality == 90
-    link(15e6, uplink, 30)  # 15 MB/s hold 15 frames of 0.8 MB with a fifth to spare: quality 40
-    assert 40 <= uplink.quality <= 45
-    assert link(15e6, uplink, 100) > 14.9
-    link(1e9, uplink, 100)
+    uplink, clock = Uplink(fps=15, lowest=40, highest=90), [100.0]
+    link(1e9, uplink, 50, clock=clock)
+    assert uplink.quality == 90 and uplink.bytes_per_s == 0
+    link(15e6, uplink, 60, clock=clock)  # 15 MB/s hold 15 frames of 0.8 MB with a fifth to spare: quality 40
+    assert 40 <= uplink.quality <= 52
+    assert link(15e6, uplink, 300, clock=clock) > 14.0
+    assert uplink.quality <= 52
+    link(1e9, uplink, 100, clock=clock)
     assert uplink.quality == 90
 
 
 def test_on_a_link_that_carries_nothing_the_rate_falls_and_the_quality_stays_at_its_lowest() -> None:
     uplink = Uplink(fps=15, lowest=40, highest=90)
-    assert link(1e6, uplink, 50) < 1.5 and uplink.quality == 40
+    assert link(1e6, uplink, 50, clock=[0.0]) < 1.5 and uplink.quality == 40
+    assert uplink.bytes_per_s == pytest.approx(1e6, rel=0.05)
     with pytest.raises(ValueError, match="expected 1 <="):
         Uplink(lowest=90, highest=50)
+
+
+def test_a_slow_server_is_not_taken_for_a_slow_link() -> None:
+    uplink = Uplink(fps=15, lowest=40, highest=90)
+    assert link(1e9, uplink, 60, server=1.0, clock=[0.0]) < 1.1 and uplink.quality == 90
+
+
+def test_a_new_link_is_measured_anew() -> None:
+    uplink = Uplink()
+    uplink.sent(1, 1_000_000, 0.0)
+    uplink.cut()
+    uplink.arrived(1, 60.0)
+    uplink.sent(2, 1_000_000, 61.0)
+    uplink.arrived(2, 61.1)
+    assert uplink.quality == 90 and uplink.bytes_per_s == 0
