@@ -165,6 +165,7 @@ async def test_over_a_link_that_is_cut_again_and_again_every_frame_is_answered_o
     assert stream.figures.links > 5 and stream.figures.resumed >= stream.figures.links - 2
 
 
+@pytest.mark.long
 async def test_a_server_that_is_killed_and_started_again_gets_what_it_had_not_answered(tmp_path: Path) -> None:
     graphs.write_model(tmp_path, FINDER, graphs.block_finder("yolov8"), graphs.toml("detection", "yolov8", (320, 320)))
     with serving(tmp_path) as first:
@@ -181,6 +182,7 @@ async def test_a_server_that_is_killed_and_started_again_gets_what_it_had_not_an
     assert stream.figures.links >= 2 and stream.figures.resumed == 0
 
 
+@pytest.mark.long
 async def test_a_stalled_link_loses_nothing(server: Server) -> None:
     async with linked(server.url) as (link, url):
         stream = FrameStream(FINDER, url, policy="lossless", backoff=quick(), silence=30)
@@ -192,6 +194,7 @@ async def test_a_stalled_link_loses_nothing(server: Server) -> None:
     assert all(map(right, outcomes)) and (stream.figures.links, stream.figures.closed) == (1, {})
 
 
+@pytest.mark.long
 async def test_a_link_that_went_silent_is_left(server: Server) -> None:
     """As when a NAT forgot the connection: no RST, no FIN, nothing."""
     async with linked(server.url) as (link, url):
@@ -207,6 +210,7 @@ async def test_a_link_that_went_silent_is_left(server: Server) -> None:
     assert all(map(right, outcomes)) and stream.figures.resumed >= 1
 
 
+@pytest.mark.long
 async def test_live_over_a_slow_uplink_lowers_the_quality_and_stays_young(server: Server) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (480, 640, 3), np.uint8)  # 150 to 350 kB as JPEG
     async with linked(server.url) as (link, url):
@@ -225,6 +229,7 @@ async def test_live_over_a_slow_uplink_lowers_the_quality_and_stays_young(server
     assert np.median([o.age for o in outcomes if isinstance(o, Result)]) < 2.5
 
 
+@pytest.mark.long
 async def test_images_are_made_to_fit_the_servers_limits(tmp_path: Path) -> None:
     """A message above the limit would cost the whole link, not only itself (close code 1009)."""
     graphs.write_model(tmp_path, "rgb", graphs.channel_means((32, 32)), graphs.toml("tensor", "tensor", (32, 32)))

@@ -128,6 +128,7 @@ async def test_fps_thins_out_and_longest_shrinks(tmp_path: Path) -> None:
     assert Image.open(io.BytesIO(found[0].image)).size == (48, 32)
 
 
+@pytest.mark.long
 async def test_live_plays_a_video_at_its_speed_and_skips_what_nobody_asked_for(tmp_path: Path) -> None:
     source = open_source(str(video(tmp_path / "a.mp4", 30)), Reading(live=True))
     indices = []
@@ -195,6 +196,7 @@ async def test_a_server_that_stops_in_the_middle_of_a_reply_is_given_up_in_time(
         assert time.monotonic() - began < 8
 
 
+@pytest.mark.long
 async def test_a_camera_that_goes_silent_is_opened_again_and_shown_as_offline_meanwhile(tmp_path: Path) -> None:
     """An MJPEG camera that sends three frames and then hangs, with its connection open."""
     picture = io.BytesIO()
@@ -234,6 +236,7 @@ async def test_a_camera_that_goes_silent_is_opened_again_and_shown_as_offline_me
     assert "online" in states and "offline" in states
 
 
+@pytest.mark.long
 async def test_failing_sources_are_retried_without_growing() -> None:
     """An address where nothing listens, again and again: one process at a time, none left, nothing kept."""
     source = open_source("rtsp://127.0.0.1:1/x", quick(keep_trying=True))
@@ -270,6 +273,7 @@ async def test_rtsp_frames_arrive_over_tcp_and_a_lost_server_is_found_again() ->
 
 
 @needs_rtsp
+@pytest.mark.long
 async def test_rtsp_wants_the_right_password_and_the_right_path() -> None:
     with rtsp("--password") as (port, _):
         assert len(await all_of(open_source(f"rtsp://me:secret@127.0.0.1:{port}/test", Reading()), at_most=3)) == 3
@@ -281,6 +285,7 @@ async def test_rtsp_wants_the_right_password_and_the_right_path() -> None:
             await all_of(open_source(f"rtsp://me:secret@127.0.0.1:{port}/nothing", Reading()))
 
 
+@pytest.mark.long
 def test_a_killed_station_leaves_no_reading_process(tmp_path: Path) -> None:
     """Not even one that hangs in a read: a server that accepts and says nothing."""
     with listening(lambda connection: time.sleep(60)) as port:

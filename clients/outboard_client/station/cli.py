@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _refuse(message: str, code: int = 2) -> typer.Exit:
-    err.print(f"outboard-station: {message}", style="red", markup=False, highlight=False)
+    err.print(f"outboard-station: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     return typer.Exit(code)
 
 
@@ -231,9 +231,9 @@ async def _run(work: Station, every: float, as_json: bool) -> int:
         await asyncio.gather(showing, return_exceptions=True)
     figures = work.stream.figures
     if work.taken_before and not work.spooled:
-        err.print(f"{work.taken_before} frames of {work.source.name} were taken before (by this spool)", markup=False, highlight=False)
+        err.print(f"{work.taken_before} frames of {work.source.name} were taken before (by this spool)", markup=False, highlight=False, soft_wrap=True)
     if failure:
-        err.print(f"outboard-station: {failure}", style="red", markup=False, highlight=False)
+        err.print(f"outboard-station: {failure}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     if stopped:
         return 0
