@@ -86,6 +86,6 @@ def link(name: str) -> Link:
             h2d = d2h = float(name.lower().removesuffix("gb/s").strip()) * 1e9
         except ValueError:
             h2d = d2h = 0.0
-        if not 1e6 <= h2d <= 1e12:
+        if not 1e3 <= h2d <= 1e12:
             raise ValueError(f"{name!r} is no link: expected one of {', '.join(LINKS)}, or a measured rate in GB/s such as 2.1")
     return Link(h2d, d2h, LATENCY, LATENCY, h2d, d2h)
