@@ -411,15 +411,7 @@ class Runtime:
             case protocol.Loaded():
                 self._on_loaded(now, worker, message)
             case protocol.LoadFailed():
-                network = f"{message.model}@{message.version}"
-                if (member := self.networks.get(network)) is not None:
-                    member.failure = message
-                why = message.message or f"{message.key}: expected {message.expected}"
-                if message.by_answers and member is not None and self._proved_before(member, device):
-                    self.engine.golden_checked(now, device, generation, network, False, why)
-                else:
-                    self.engine.load_failed(now, device, generation, network, why)
-                self._tell(network)
+                self._load_failed(device, generation, message)
             case protocol.Pong():
                 self.devices[device].memory_free = message.memory_free
                 self.engine.heard(now, device, generation)
@@ -441,6 +433,17 @@ class Runtime:
                 ", ".join(f"{c.rows}: {c.seconds:.4f}" for c in message.costs),
             )
         self.engine.loaded(now, worker.device, worker.generation, network, message.costs, message.fixed_rows)
+        self._tell(network)
+
+    def _load_failed(self, device: str, generation: int, message: protocol.LoadFailed) -> None:
+        network = f"{message.model}@{message.version}"
+        if (member := self.networks.get(network)) is not None:
+            member.failure = message
+        why = message.message or f"{message.key}: expected {message.expected}"
+        if message.kind == "answers" and member is not None and self._proved_before(member, device):
+            self.engine.golden_checked(self.now(), device, generation, network, False, why)
+        else:
+            self.engine.load_failed(self.now(), device, generation, network, why, sticky=message.kind == "sticky")
         self._tell(network)
 
     def _tell(self, network: str) -> None:
@@ -516,6 +519,11 @@ class Runtime:
                 if worker is not None:
                     folder, backend = str(member.spec.directory.absolute()), member.spec.toml.backend
                     self.supervisor.send(worker, protocol.Load(key, version, folder, member.part, backend))
+            case c.GiveUp():
+                key, _, version = command.network.rpartition("@")
+                where = str(self.networks[command.network].spec.directory)
+                failure = protocol.LoadFailed(key, version, where, "load", "a model that its worker survives", command.why)
+                self._load_failed(command.device, command.generation, failure)
             case c.Unload():
                 key, _, version = command.network.rpartition("@")
                 if (worker := self.supervisor.get(command.device, command.generation)) is not None:

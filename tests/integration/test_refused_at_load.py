@@ -173,3 +173,14 @@ def test_a_network_that_does_not_fit_its_model_toml_is_refused_by_file_key_and_e
 def test_one_that_fits_is_served(server: Server, name: str) -> None:
     listed = server.model("fits_" + name)
     assert listed["state"] == "ready" and listed["error"] is None, listed
+
+
+def test_a_model_that_kills_whatever_loads_it_is_refused_and_its_neighbours_are_served(tmp_path: Path) -> None:
+    toml = graphs.toml("tensor", "tensor", (32, 32))
+    for name in ("before", "killer", "later"):
+        graphs.write_model(tmp_path, name, graphs.dies_of_poison(), toml)
+    np.savez(tmp_path / "killer" / "golden.npz", input=np.full((32, 32, 3), graphs.POISON, np.uint8))
+    with serving(tmp_path, "--device", "cpu") as running:
+        assert [running.model(name)["state"] for name in ("before", "killer", "later")] == ["ready", "failed", "ready"]
+        error = running.model("killer")["error"]
+        assert error["file"].endswith("killer") and error["key"] == "load" and "died 3 times while it loaded this model" in error["message"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from outboard.core import commands as c
 from outboard.core.engine import ISOLATION, Engine
 from outboard.core.memory import PAGE
-from outboard.core.state import LIVE
+from outboard.core.state import LIVE, Device
 from outboard.problems import PROBLEMS
 from simulation.scenario import Arrival, ModelSpec, Scenario
 
@@ -48,7 +48,8 @@ class Proof:
     """What a worker of one generation has shown to the engine."""
 
     ready: set[str] = field(default_factory=set)  #: networks that passed load and golden check
-    caps: dict[str, int] = field(default_factory=dict)  #: rows, learned from out of memory
+    caps: dict[str, tuple[int, float]] = field(default_factory=dict)  #: rows, learned from out of memory, and for how long that holds
+    memory: int | None = None  #: bytes that batches may hold, as it reported last; None: it has not
     ended: bool = False  #: told to end, or gone
 
 
@@ -92,12 +93,17 @@ class Referee:
             if (b.device, b.generation) == (device, generation):
                 self.batch_ends(n)
 
-    def out_of_memory(self, device: str, generation: int, network: str, rows: int) -> None:
+    def memory_is_reported(self, device: str, generation: int, nbytes: int, total: int) -> None:
+        """`nbytes` of the device's memory are free or held by its worker's batches."""
+        self.proofs[device, generation].memory = nbytes - min(self.engine.config.headroom, total // 8)
+
+    def out_of_memory(self, now: float, device: str, generation: int, network: str, rows: int) -> None:
         if rows == 1:
             self.memory_was_short |= device == "cpu"
         else:
             caps = self.proofs[device, generation].caps
-            caps[network] = min(caps.get(network, rows), rows // 2)
+            before, until = caps.get(network, (rows, 0.0))
+            caps[network] = min(before if until > now else rows, rows // 2), now + self.engine.config.oom_patience
 
     def _forget_if_done(self, f: FrameRecord) -> None:
         if f.end and not f.filling and not f.readers and f.stretch is not None:
@@ -112,7 +118,7 @@ class Referee:
             case c.Fill():
                 self._fill(command)
             case c.Dispatch():
-                self._dispatch(command)
+                self._dispatch(now, command)
             case c.RowDone():
                 self._row_done(now, command)
             case c.Refuse():
@@ -149,7 +155,7 @@ class Referee:
         self.held[command.frame] = f.stretch
         self.held_bytes += length
 
-    def _dispatch(self, command: c.Dispatch) -> None:
+    def _dispatch(self, now: float, command: c.Dispatch) -> None:
         name = f"batch {command.batch} for {command.device} (generation {command.generation})"
         proof = self.proofs.get((command.device, command.generation))
         self._must(proof is not None and not proof.ended, f"{name}: no worker")
@@ -159,9 +165,11 @@ class Referee:
         self._must(state in LIVE, f"{name}: the device is {state}")
         rows = [self._row_at(offset) for offset in command.offsets]
         model = self.models[command.network]
-        cap = min(model.max_rows, proof.caps.get(command.network, model.max_rows), 1 if command.device == ISOLATION else model.max_rows)
+        learned, until = proof.caps.get(command.network, (model.max_rows, 0.0))
+        cap = 1 if command.device == ISOLATION else min(model.max_rows, learned) if now < until else model.max_rows
         self._must(0 < len(rows) <= cap, f"{name}: {len(rows)} rows, at most {cap}")
         self._must(len(set(command.offsets)) == len(rows), f"{name}: a row twice")
+        self._fits_the_device(name, command, proof)
         for f, row in rows:
             frame = f.arrival.frame
             self._must(not f.end and f.filled, f"{name}: frame {frame} has ended or holds no pixels")
@@ -173,6 +181,15 @@ class Referee:
             self._must(suspect == (command.device == ISOLATION), f"{name}: frame {frame} is {'a' if suspect else 'no'} suspect")
             f.readers.add(command.batch)
         self.batches[command.batch] = BatchRecord(command.device, command.generation, rows)
+
+    def _fits_the_device(self, name: str, command: c.Dispatch, proof: Proof) -> None:
+        if proof.memory is None:
+            return
+        running = list(self.engine.devices[command.device].running.values())
+        if any(len(b.rows) == 1 for b in running):
+            return  # rows that run singly after their batch failed: the worker runs as many at once as it has slots, the others wait there
+        need = sum(max(len(b.rows), self.models[b.network].fixed_rows) * self.models[b.network].row_memory for b in running)
+        self._must(need <= max(proof.memory, 0), f"{name}: its device's batches need {need} bytes of {proof.memory}")
 
     def _row_at(self, offset: int) -> tuple[FrameRecord, int]:
         for frame, (start, length) in self.held.items():
@@ -264,10 +281,15 @@ class Referee:
                 assert head is not None
                 for d in home:
                     holds = len(queue) < engine._cap(d, network) and now <= engine._hold(d, network, head) + self.scenario.lateness
-                    idle = d.free_slots() > 0 and not holds
+                    idle = d.free_slots() > 0 and not holds and not self._waits_for_memory(d)
                     self._must(not idle, f"{len(queue)} ready rows of {network} wait while {d.id} has {d.free_slots()} free slots")
             if home and not waiting and engine._filling < engine.config.fill_slots:
                 self._nothing_waits_to_be_filled(network)
+
+    def _waits_for_memory(self, d: Device) -> bool:
+        """Rows whose turn it is do not fit beside the batches that run there: others do not overtake them."""
+        queued = {q.network for q in self.engine._queues.values() if len(q) and self.engine._ready(d, q.network)}
+        return any(self.engine._fitting(d, d.networks[n], 1) == 0 for n in queued)
 
     def _nothing_waits_to_be_filled(self, network: str) -> None:
         engine = self.engine

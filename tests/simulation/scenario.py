@@ -22,6 +22,7 @@ class DeviceSpec:
     rank: int
     speed: float  #: costs are divided by this
     present: bool = True
+    memory: int = 0  #: bytes; 0: it runs out of memory by fault only
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class ModelSpec:
     standby: str
     fixed_rows: int = 0
     fails_on: frozenset[str] = frozenset()  #: devices that cannot load it
+    row_memory: int = 0  #: bytes of device memory that a batch needs for each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What the world does to a device, for `seconds`. `argument`: rows for oom."""
+    """What the world does to a device, for `seconds`. `argument`: rows for oom, per cent of its memory for another program's `memory`."""
 
     kind: str  #: unplug | hang | kill | sticky | broken | oom | slow | wrong | silent-start | dies-loading | unkillable
     device: str
@@ -113,6 +115,8 @@ def generate(seed: int) -> Scenario:
     happenings = _arrivals(rng, models, horizon) + _faults(rng, devices, horizon) + _operators(rng, devices, models, horizon)
     if rng.random() < 0.3:  # suspects cannot be tried for a while
         happenings.append(Happening(rng.uniform(0, horizon / 2), Fault("dies-loading", ISOLATION, rng.choice([2.0, 10.0, 40.0]))))
+    devices, models, others = _memory(random.Random(f"memory {seed}"), devices, models, horizon)
+    happenings += others
     happenings.sort(key=lambda h: h.at)
     return Scenario(
         seed=seed,
@@ -196,6 +200,21 @@ def _faults(rng: random.Random, devices: list[DeviceSpec], horizon: float) -> li
             else:
                 happenings.append(Happening(at, Fault(kind, device.id, rng.choice([0.3, 2.0, 10.0]), argument=rng.choice([0, 1, 2, 6]))))
     return happenings
+
+
+def _memory(
+    rng: random.Random, devices: list[DeviceSpec], models: tuple[ModelSpec, ...], horizon: float
+) -> tuple[list[DeviceSpec], tuple[ModelSpec, ...], list[Happening]]:
+    """Memory of the accelerators, what rows need of it, and other programs that take some of it for a while, step by step."""
+    devices = [replace(d, memory=rng.choice([0, 16 << 20, 256 << 20]) if d.kind != "cpu" else 0) for d in devices]
+    models = tuple(replace(m, row_memory=rng.choice([0, 1 << 20, 6 << 20])) for m in models)
+    happenings = []
+    for device in devices:
+        for _ in range(rng.choice([0, 1, 3]) if device.memory else 0):
+            at, seconds, most = rng.uniform(0, horizon), rng.choice([1.0, 5.0]), rng.choice([30, 80, 99])
+            steps = rng.choice([1, 4])
+            happenings += [Happening(at + seconds * i, Fault("memory", device.id, seconds, most * (i + 1) // steps)) for i in range(steps)]
+    return devices, models, happenings
 
 
 def _operators(rng: random.Random, devices: list[DeviceSpec], models: tuple[ModelSpec, ...], horizon: float) -> list[Happening]:

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from outboard.core import commands as c
+from outboard.core.costs import BatchCost
 from outboard.core.engine import ISOLATION, Engine, EngineConfig
 from outboard.core.failback import FailbackPolicy
 from outboard.core.state import Network
@@ -42,6 +43,7 @@ class Process:
     unkillable: bool = False
     busy: list[float] = field(default_factory=list)  #: when each of its slots is free
     loading_until: float = 0.0
+    batches: int = 0  #: bytes of device memory that its batches hold
     unsaid: list[tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=list)  #: what it will say when it moves again
 
 
@@ -57,6 +59,7 @@ class World:
             start_limit=10.0,
             load_limit=30.0,
             isolation_idle=5.0,
+            headroom=1 << 20,
             failback=FAILBACK,
         )
         self.engine = engine(config, seed=scenario.seed)
@@ -65,6 +68,7 @@ class World:
         self.devices = {d.id: d for d in scenario.devices} | {ISOLATION: DeviceSpec(ISOLATION, ISOLATION, 1, 0, 1.0)}
         self.until: dict[tuple[str, str], float] = {}  #: (fault, device) -> when it ends
         self.oom_above: dict[str, int] = {}
+        self.taken: dict[str, int] = {}  #: device -> per cent of its memory that another program holds
         self.golden: set[str] = set()  #: networks of which the CPU's golden answer is known
         self.accepted: set[str] = set()  #: networks of which an accelerator's golden answer was accepted
         self.current = {m.name: f"{m.name}@0" for m in scenario.models}
@@ -167,7 +171,7 @@ class World:
         device = fault.device
         processes = [p for p in self.processes.values() if p.device.id == device and p.exists]
         newest = processes[-1] if processes else None
-        if fault.kind in ("unplug", "slow", "oom", "wrong", "silent-start", "dies-loading"):
+        if fault.kind in ("unplug", "slow", "oom", "wrong", "silent-start", "dies-loading", "memory"):
             self.until[fault.kind, device] = self.now + fault.seconds
         match fault.kind:
             case "unplug":
@@ -178,6 +182,8 @@ class World:
                 self.after(fault.seconds + self.rng.uniform(0, 0.1), self._returns, device)
             case "oom":
                 self.oom_above[device] = fault.argument
+            case "memory":
+                self.taken[device] = fault.argument
             case "kill" if newest is not None:
                 self.after(0.0, self._exits, newest, False)
             case "sticky" if newest is not None:
@@ -251,9 +257,22 @@ class World:
             return
         what(p, *args)
 
+    def _free(self, p: Process) -> int:
+        """Bytes of its device's memory that nobody holds."""
+        memory = p.device.memory
+        return memory - (memory * self.taken[p.device.id] // 100 if self._is("memory", p.device.id) else 0) - p.batches
+
+    def _reports(self, p: Process) -> None:
+        device, generation = p.device.id, p.generation
+        self.referee.memory_is_reported(device, generation, self._free(p) + p.batches, p.device.memory)
+        self.engine.device_memory(self.now, device, generation, p.device.memory, self._free(p), p.batches)
+        self._act("device_memory", device, generation)
+
     def _hello(self, p: Process) -> None:
         self.engine.hello(self.now, p.device.id, p.generation)
         self._act("hello", p.device.id, p.generation)
+        if p.device.memory:
+            self._reports(p)
 
     def _loaded(self, p: Process, network: str) -> None:
         device, model = p.device.id, self.referee.models[network]
@@ -262,7 +281,8 @@ class World:
             self._act("load_failed", device, p.generation, network)
             return
         sizes = [n for n in (1, 2, 4, 8, 16, 32) if n <= model.max_rows]
-        costs = [(n, self._seconds(p.device, model, n) * self.rng.uniform(0.9, 1.1)) for n in sizes]
+        memory = model.row_memory if p.device.memory else 0
+        costs = [BatchCost(n, self._seconds(p.device, model, n) * self.rng.uniform(0.9, 1.1), memory=n * memory) for n in sizes]
         if p.device.kind in ("cpu", ISOLATION):
             self.referee.proofs[device, p.generation].ready.add(network)
         if p.device.kind == "cpu":
@@ -284,10 +304,19 @@ class World:
         slot = min(range(len(p.busy)), key=p.busy.__getitem__)
         p.busy[slot] = max(self.now, p.busy[slot]) + seconds
         poison = [f for f, _ in rows if f.arrival.flaw == "poison"]
+        need = self._need(p, command)
+        if p.device.memory and need > self._free(p):
+            self._at(p.busy[slot], self._says, p, self._ends_batch, command, seconds, True)
+            return
+        p.batches += need
         if poison:
             self._at(p.busy[slot] - seconds * self.rng.random(), self._says, p, self._dies_of, command.batch)
         else:
-            self._at(p.busy[slot], self._says, p, self._ends_batch, command, seconds)
+            self._at(p.busy[slot], self._says, p, self._ends_batch, command, seconds, False)
+
+    def _need(self, p: Process, command: c.Dispatch) -> int:
+        model = self.referee.models[command.network]
+        return max(len(command.offsets), model.fixed_rows) * model.row_memory if p.device.memory else 0
 
     def _dies_of(self, p: Process, batch: int) -> None:
         for f in {f.arrival.frame: f for f, _ in self.referee.batches[batch].rows if f.arrival.flaw == "poison"}.values():
@@ -296,23 +325,25 @@ class World:
                 raise Violation(f"frame {f.arrival.frame} has killed {f.killed} workers of {len(self.devices)} devices")
         self._exits(p, False)
 
-    def _ends_batch(self, p: Process, command: c.Dispatch, seconds: float) -> None:
+    def _ends_batch(self, p: Process, command: c.Dispatch, seconds: float, short: bool) -> None:
         device, generation, batch = p.device.id, p.generation, command.batch
         rows = self.referee.batches[batch].rows
         counts = not self.referee.proofs[device, generation].ended
         kind = ""
+        if not short:
+            p.batches -= self._need(p, command)
         if p.sticky:
             kind = "sticky"
         elif p.broken:
             kind = "unknown"
-        elif self._is("oom", device) and len(rows) > self.oom_above[device]:
+        elif short or (self._is("oom", device) and len(rows) > self.oom_above[device]):
             kind = "oom"
         elif any(f.arrival.flaw == "bad_input" for f, _ in rows):
             kind = "input"
         if counts:
             self.referee.batch_ends(batch)
             if kind == "oom":
-                self.referee.out_of_memory(device, generation, command.network, len(rows))
+                self.referee.out_of_memory(self.now, device, generation, command.network, len(rows))
         if kind:
             self.engine.batch_failed(self.now, device, generation, batch, kind, "as the scenario says")
             self._act("batch_failed", device, generation, batch, kind)
@@ -325,6 +356,8 @@ class World:
     def _heard(self, p: Process) -> None:
         self.engine.heard(self.now, p.device.id, p.generation)
         self._act("heard", p.device.id, p.generation)
+        if p.device.memory:
+            self._reports(p)
 
     def _exits(self, p: Process, explained: bool) -> None:
         if not p.exists:
@@ -370,6 +403,8 @@ class World:
                     self.after(UNKILLABLE if p.unkillable else self.rng.uniform(0.0005, 0.05), self._exits, p, False)
             case c.CheckGolden():
                 self._check_golden(command)
+            case c.GiveUp():
+                self.engine.load_failed(self.now, command.device, command.generation, command.network, command.why)
             case c.Load() | c.Dispatch() | c.Ping():
                 p = self.processes.get((command.device, command.generation))
                 if p is not None and p.exists:

@@ -445,6 +445,39 @@ def test_a_cpu_worker_that_dies_is_restarted_and_its_frames_wait() -> None:
 # ---------------------------------------------------------------- failback, quarantine, ejection
 
 
+def test_a_model_that_kills_whatever_loads_it_is_given_up_and_its_neighbours_are_served() -> None:
+    kit = Kit(Network("killer", max_rows=8), Network("m", max_rows=8))
+    kit.add("cpu")
+    for _ in range(3):
+        generation = kit.generation("cpu")
+        kit.engine.hello(kit.now, "cpu", generation)
+        for load in [x for x in kit.all(c.Load) if x.generation == generation]:
+            if load.network == "killer":
+                break
+            kit.engine.loaded(kit.now, "cpu", generation, load.network, COSTS)
+        kit.dies("cpu")
+        kit.wait(5.0)
+    order = [x.network for x in kit.all(c.Load)]
+    assert order == ["killer", "m", "m", "killer", "m", "killer"], "after its first victim it comes last"
+    kit.load("cpu")
+    given_up = kit.last(c.GiveUp)
+    assert given_up.network == "killer" and "died 3 times while it loaded" in given_up.why
+    kit.engine.load_failed(kit.now, "cpu", given_up.generation, "killer", given_up.why)
+    assert kit.state("cpu") == "serving" and kit.engine.ready_on("m") == ["cpu"]
+    assert kit.end(kit.admit("killer")) == "model_not_ready"
+
+
+def test_a_sticky_error_while_loading_replaces_the_worker() -> None:
+    kit = ready("cpu")
+    kit.add("gpu:0")
+    kit.engine.hello(kit.now, "gpu:0", 1)
+    kit.engine.load_failed(kit.now, "gpu:0", 1, "m", "unspecified launch failure", sticky=True)
+    assert kit.state("gpu:0") == "lost" and kit.last(c.Kill).device == "gpu:0"
+    kit.wait(1.0)
+    kit.back("gpu:0")
+    assert kit.state("gpu:0") == "serving" and kit.engine.ready_on("m") == ["gpu:0", "cpu"]
+
+
 def test_a_lost_device_comes_back_by_itself() -> None:
     kit = ready("cpu", "gpu:0")
     kit.dies("gpu:0", explained=True)

@@ -73,6 +73,16 @@ class Load:
 
 
 @dataclass(slots=True, frozen=True)
+class GiveUp:
+    """Load the network there no more: tell its owner, and call `load_failed`."""
+
+    device: str
+    generation: int
+    network: str
+    why: str
+
+
+@dataclass(slots=True, frozen=True)
 class Unload:
     device: str
     generation: int
@@ -105,10 +115,19 @@ class StateChanged:
 
 
 @dataclass(slots=True, frozen=True)
+class Starved:
+    """For logs: a device has no memory for a network now; others serve it."""
+
+    device: str
+    network: str
+    why: str
+
+
+@dataclass(slots=True, frozen=True)
 class Retired:
     """No frame uses this network any more: every device has been told to unload it."""
 
     network: str
 
 
-Command = Fill | Dispatch | RowDone | Refuse | Start | Kill | Load | Unload | CheckGolden | Ping | StateChanged | Retired
+Command = Fill | Dispatch | RowDone | Refuse | Start | Kill | Load | GiveUp | Unload | CheckGolden | Ping | StateChanged | Starved | Retired

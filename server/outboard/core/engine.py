@@ -39,6 +39,7 @@ from typing import Any
 
 from outboard.core import commands as c
 from outboard.core.costs import BatchCost, Costs
+from outboard.core.device_memory import DeviceMemory, MemoryNeed
 from outboard.core.failback import FailbackPolicy, LossHistory
 from outboard.core.fair import FairQueue, Turn
 from outboard.core.isolation import Poison, Suspects
@@ -64,6 +65,7 @@ class EngineConfig:
     cpu_hang: float = 30.0  #: the CPU has nobody to hand over to: its worker is replaced after this much more patience
     start_limit: float = 60.0  #: from start to hello
     load_limit: float = 600.0  #: from hello until the first network is ready; compiling counts
+    load_tries: int = 3  #: so many workers of a device die in succession while they load a network until it is given up there
     ping_every: float = 1.0
     hold: float = 0.5  #: of a row's expected time: how long a busy CPU waits for a batch to grow
     live_moment: float = 0.1  #: batches that are decoded ahead for live streams take no longer
@@ -73,6 +75,9 @@ class EngineConfig:
     isolation_retry: float = 0.5  #: from its first death without a row to the next try; it doubles with each
     poison_memory: float = 600.0  #: a poison frame's digest is refused at once for this long
     poison_kept: int = 1024
+    headroom: int = 0  #: bytes of a device's memory that are left to other programs
+    oom_patience: float = 10.0  #: from running out of memory to the next larger batch; it doubles with each time, up to
+    oom_patience_max: float = 600.0
     failback: FailbackPolicy = field(default_factory=FailbackPolicy)
 
 
@@ -99,6 +104,7 @@ class Engine:
         self._ranked: list[Device] = []  # without isolation, by rank
         self._homes: dict[str, list[Device]] = {}  # network -> `_home`, forgotten by `_placement_changed`
         self._batches = 0
+        self._short = False  # some device has no memory for the rows whose turn it is
         self._seq = 0
         self._pings = 0
 
@@ -383,9 +389,13 @@ class Engine:
     def _pump(self, now: float) -> None:
         self._fill(now)
         before = self._batches
-        for device in self._ranked:
-            while device.state in LIVE and device.free_slots() > 0 and self._dispatch_one(now, device):
-                pass
+        again = True
+        while again:  # rows that wait for memory on one device may have gone to another, and what came behind them is first now
+            batches, self._short = self._batches, False
+            for device in self._ranked:
+                while device.state in LIVE and device.free_slots() > 0 and self._dispatch_one(now, device):
+                    pass
+            again = self._short and self._batches > batches
         if self._suspects:
             self._isolate(now)
         if self._batches > before:
@@ -462,12 +472,15 @@ class Engine:
         entry = device.networks[queue.network]
         cap = self._cap(device, queue.network)
         share = -(-len(queue) // device.free_slots()) if device.parallel else len(queue)
-        most = min(cap, share)
+        most = self._fitting(device, entry, min(cap, share))
+        if not most:
+            self._short = True  # the batches that run hold the memory that it needs; nobody overtakes it, or it might wait for ever
+            return False
         head = queue.head()
         assert head is not None and entry.costs is not None
-        if now + entry.costs.expected(1) <= head.deadline:  # one that is too late anyway must not make the batch small for the others
-            while now + entry.costs.expected(most) > head.deadline:
-                most //= 2
+        # One that is too late anyway must not make the batch small for the others.
+        ahead = 0.0 if device.parallel else sum(b.cost for b in device.running.values())
+        most = entry.costs.largest_within(head.deadline - now - ahead, most) or most
         self._dispatch(now, device, queue.network, queue.shape, queue.take(most))
         return True
 
@@ -543,7 +556,86 @@ class Engine:
             return 1
         if entry.fixed_rows > 1:
             return min(most, entry.fixed_rows)  # padding costs the same however few rows there are
+        if entry.need is not None and device.memory.total:
+            most = max(1, entry.need.rows(device.memory.for_batches(), most))
         return entry.costs.knee(most)
+
+    def _fitting(self, device: Device, entry: OnDevice, rows: int) -> int:
+        """How many of `rows` rows fit the device's memory beside the batches that run there."""
+        if entry.need is None or not device.memory.total or not device.running:
+            return rows
+        others = 0
+        for b in device.running.values():
+            other = device.networks.get(b.network)
+            others += other.need.of(max(len(b.rows), other.fixed_rows)) if other and other.need else 0
+        free = device.memory.for_batches(others)
+        if entry.fixed_rows > 1:
+            return rows if entry.need.of(entry.fixed_rows) <= free else 0
+        return entry.need.rows(free, rows)
+
+    # ---------------------------------------------------------------- memory of devices
+
+    def device_memory(self, now: float, device: str, generation: int, total: int, free: int, held: int = 0) -> None:
+        """What a worker reports of its device's memory. Other programs share it, so what fits changes by itself."""
+        d = self._current(now, device, generation)
+        if d is None or not total:
+            return
+        d.memory = DeviceMemory(total, free, held, min(self.config.headroom, total // 8))
+        for network, entry in d.networks.items():
+            if entry.state == "ready" and (why := self._lacks(d, entry)):
+                self._starve(now, d, network, why)
+            elif entry.state == "starved" and not self._lacks(d, entry):
+                self._feed(now, d, network)
+        self._pump(now)
+
+    def _lacks(self, d: Device, entry: OnDevice) -> str:
+        """Why not even the smallest batch fits; "" where it does, or where nobody knows."""
+        rows = max(entry.fixed_rows, 1)
+        if entry.need is None or not d.memory.total or entry.need.of(rows) <= d.memory.for_batches():
+            return ""
+        return f"a batch of {rows} rows needs {entry.need.of(rows) >> 20} MiB; {d.memory.describe()}"
+
+    def _starve(self, now: float, d: Device, network: str, why: str) -> None:
+        """Others serve the network until there is memory again, or until it is time to try."""
+        entry = d.networks[network]
+        entry.state, entry.why = "starved", why
+        self._wait_for_memory(now, d, network)
+        self._placement_changed()
+        self._settle_standby(now)
+        self._settle(now, d)
+        self.commands.append(c.Starved(d.id, network, why))
+
+    def _feed(self, now: float, d: Device, network: str) -> None:
+        entry = d.networks[network]
+        entry.state, entry.why = "ready", ""
+        self._placement_changed()
+        self._settle_standby(now)
+        self._settle(now, d)
+
+    def _wait_for_memory(self, now: float, d: Device, network: str) -> None:
+        entry = d.networks[network]
+        entry.patience = min(max(2 * entry.patience, self.config.oom_patience), self.config.oom_patience_max)
+        self._timers.set(("memory", d.id, d.generation, network), now + entry.patience)
+
+    def _on_memory(self, now: float, device: str, generation: int, network: str) -> None:
+        """Long enough after the last out of memory: try a larger batch, or a batch at all."""
+        d = self.devices[device]
+        entry = d.networks.get(network)
+        if d.generation != generation or entry is None:
+            return
+        if entry.state == "starved":
+            if self._lacks(d, entry):
+                self._timers.set(("memory", device, generation, network), now + entry.patience)
+            else:
+                self._feed(now, d, network)
+        elif entry.state == "failed" and entry.patience:
+            self._load(d, network, entry.patience)
+        elif entry.cap:
+            entry.cap *= 2
+            if entry.cap >= self.networks[network].max_rows:
+                entry.cap = 0
+            else:
+                self._timers.set(("memory", device, generation, network), now + entry.patience)
 
     # ---------------------------------------------------------------- placement
 
@@ -568,6 +660,11 @@ class Engine:
         """An accelerator that the user asked for does not serve now."""
         return any(d.kind in ("gpu", "sim") and d.state not in ("serving", "off") for d in self.devices.values())
 
+    def _displaced(self, network: str) -> bool:
+        """Accelerators serve, but none of them this network: it does not fit there, or it does not run there."""
+        serving = [d for d in self._ranked if d.kind != "cpu" and d.state in LIVE]
+        return bool(serving) and not any(self._ready(d, network) for d in serving)
+
     # ---------------------------------------------------------------- batches
 
     def batch_done(self, now: float, device: str, generation: int, batch: int, seconds: float) -> None:
@@ -580,7 +677,7 @@ class Engine:
         entry = d.networks.get(b.network)
         if entry is not None and entry.costs is not None:
             entry.costs.observe(len(b.rows), seconds)
-        degraded = d.kind in ("cpu", ISOLATION) and self.degraded()
+        degraded = d.kind in ("cpu", ISOLATION) and (self.degraded() or self._displaced(b.network))
         for index, (f, row) in enumerate(b.rows):
             if not f.finished and row in f.waiting:
                 f.waiting.discard(row)
@@ -613,10 +710,18 @@ class Engine:
             self._release_rows(now, b)
             self.device_lost(now, device, generation, f"its context is lost: {message}", explained=True)
             return
-        if kind == "oom" and len(b.rows) > 1:
-            entry = d.networks[b.network]
+        entry = d.networks.get(b.network)
+        if entry is None:  # retired meanwhile: nobody waits for these rows
+            assert not rows, (b.network, len(rows))
+        elif kind == "oom" and len(b.rows) > 1:
             entry.cap = max(1, min(len(b.rows) // 2, entry.cap or len(b.rows)))  # a larger batch that was on its way teaches nothing new
+            self._wait_for_memory(now, d, b.network)
             self._requeue(rows)
+        elif kind == "oom" and not d.parallel:
+            # Not one row fits: nobody is at fault, and others can run it.
+            self._requeue(rows)
+            if entry.state == "ready":
+                self._starve(now, d, b.network, f"{message}; {d.memory.describe()}")
         elif len(b.rows) > 1 and d.state in LIVE:
             # One bad row must not fail its neighbours: each runs alone, here, now.
             self._run_singly(now, d, b, rows)
@@ -738,7 +843,8 @@ class Engine:
             return
         d.up = True
         self._set_state(now, d, "warming", "")
-        for network in self.networks.values():
+        # What may have killed the worker before comes last, so that the others get their turn.
+        for network in sorted(self.networks.values(), key=lambda n: n.deaths.get(device, 0)):
             if self._wants(d, network):
                 self._load(d, network.id)
         self._timers.set(("ping", device, generation), now + self.config.ping_every)
@@ -754,10 +860,14 @@ class Engine:
         if d.generation == generation and d.state == "warming" and not any(n.state == "ready" for n in d.networks.values()):
             self.device_lost(now, device, generation, f"no model was ready within {self.config.load_limit:.0f} s", explained=True)
 
-    def _load(self, d: Device, network: str) -> None:
-        d.networks[network] = OnDevice()
+    def _load(self, d: Device, network: str, patience: float = 0.0) -> None:
+        d.networks[network] = OnDevice(patience=patience)
         self._placement_changed()
-        self.commands.append(c.Load(d.id, d.generation, network))
+        deaths = self.networks[network].deaths.get(d.id, 0)
+        if deaths < self.config.load_tries or d.kind == ISOLATION:
+            self.commands.append(c.Load(d.id, d.generation, network))
+        else:
+            self.commands.append(c.GiveUp(d.id, d.generation, network, f"the worker died {deaths} times while it loaded this model"))
 
     def loaded(
         self,
@@ -772,8 +882,10 @@ class Engine:
         d = self._current(now, device, generation)
         if d is None or network not in d.networks:
             return
+        self.networks[network].deaths.pop(device, None)
         entry = d.networks[network]
         entry.costs = Costs(costs)
+        entry.need = MemoryNeed.fit([(m.rows, m.memory) for m in costs if isinstance(m, BatchCost)])
         entry.fixed_rows = fixed_rows
         if d.parallel:
             entry.state = "ready"
@@ -801,13 +913,24 @@ class Engine:
                     return False
         return True
 
-    def load_failed(self, now: float, device: str, generation: int, network: str, why: str) -> None:
+    def load_failed(
+        self, now: float, device: str, generation: int, network: str, why: str, *, oom: bool = False, sticky: bool = False
+    ) -> None:
+        """The network does not run there. `oom`: for want of memory, so it is tried again later. `sticky`: nothing will run in its
+        worker any more."""
         d = self._current(now, device, generation)
         if d is None or network not in d.networks:
             return
+        if sticky and not d.parallel:
+            self._count_death(d, network)
+            self.device_lost(now, device, generation, f"its context is lost: {why}", explained=True)
+            return
         d.networks[network].state = "failed"
         self._placement_changed()
-        d.networks[network].why = why
+        d.networks[network].why = f"{why}; {d.memory.describe()}" if oom else why
+        if oom:
+            self._wait_for_memory(now, d, network)
+            self.commands.append(c.Starved(device, network, d.networks[network].why))
         self._ask_golden()
         for f in [f for f in self.frames.values() if f.network == network and not f.finished]:
             if not self._may_ever_run(network):
@@ -823,8 +946,11 @@ class Engine:
         if not ok:
             self.device_lost(now, device, generation, f"it answers wrongly: {why}", explained=True, quarantine=True)
             return
-        d.networks[network].state = "ready"
+        entry = d.networks[network]
+        entry.state = "ready"
         self._placement_changed()
+        if why := self._lacks(d, entry):
+            self._starve(now, d, network, why)
         self._settle_standby(now)
         self._ask_golden()
         self._settle(now, d)
@@ -879,7 +1005,9 @@ class Engine:
         if d is None or d.generation != generation or d.state in ("lost", "quarantined", "ejected", "off"):
             return
         taken = list(d.running.values())
-        loading = [n for n, entry in d.networks.items() if entry.state == "loading"]
+        loading = [n for n, entry in d.networks.items() if entry.state == "loading"]  # one after the other, in this order
+        if loading and not explained:
+            self._count_death(d, loading[0])
         d.running, d.networks, d.up = {}, {}, False
         self._placement_changed()
         for b in taken:
@@ -904,6 +1032,15 @@ class Engine:
                 self._settle(now, cpu)
         self._drop_surplus(now)
         self._pump(now)
+
+    def _count_death(self, d: Device, network: str) -> None:
+        """One model that kills whatever loads it must not keep its neighbours from being served."""
+        deaths = self.networks[network].deaths
+        deaths[d.id] = deaths.get(d.id, 0) + 1
+
+    def _forgive_deaths(self, device: str) -> None:
+        for network in self.networks.values():
+            network.deaths.pop(device, None)
 
     def _away(self, now: float, d: Device, why: str, quarantine: bool) -> None:
         d.history.lost(now, why)
@@ -968,6 +1105,8 @@ class Engine:
     def _on_retry(self, now: float, device: str) -> None:
         d = self.devices[device]
         if d.state in ("lost", "quarantined"):
+            if d.state == "quarantined":
+                self._forgive_deaths(device)
             d.until = None
             self._start(now, d)
 
@@ -990,6 +1129,7 @@ class Engine:
         """An operator ends a quarantine or an ejection."""
         d = self.devices[device]
         d.history.reset()
+        self._forgive_deaths(device)
         d.until = None
         if d.state in ("quarantined", "ejected", "lost"):
             self._timers.cancel(("retry", device))

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from outboard.core.costs import Costs
+from outboard.core.device_memory import DeviceMemory, MemoryNeed
 from outboard.core.failback import LossHistory
 
 DeviceState = Literal["starting", "warming", "serving", "standby", "suspect", "lost", "quarantined", "ejected", "off"]
-NetworkState = Literal["loading", "checking", "ready", "failed"]
+#: starved: loaded and proved, but not one row fits the device's memory now.
+NetworkState = Literal["loading", "checking", "ready", "failed", "starved"]
 #: What the rows of a batch have in common: (height, width, channels) of uint8 pixels, or the inputs of a tensor model as
 #: `devices/rows.py` lays them out. The engine only compares it.
 Shape = tuple[Any, ...]
@@ -42,6 +44,7 @@ class Network:
     standby: str = "hot"
     current: bool = True  #: new frames may be admitted; False once a newer version has taken over
     frames: int = 0  #: unfinished frames
+    deaths: dict[str, int] = field(default_factory=dict)  #: device -> workers that died in succession while they loaded it
     decoded: dict[int, int] = field(default_factory=dict)  #: live frames that are being decoded, or are and wait: id -> rows
 
 
@@ -97,7 +100,9 @@ class OnDevice:
     asked: bool = False  #: its golden answer is being compared
     costs: Costs | None = None
     fixed_rows: int = 0
+    need: MemoryNeed | None = None  #: of device memory for a batch; None: unknown, or not the device's own
     cap: int = 0  #: learned from out of memory; 0: none
+    patience: float = 0.0  #: seconds from the last out of memory to the next larger try; it doubles
     why: str = ""
 
 
@@ -111,6 +116,7 @@ class Device:
     slots: int
     rank: int
     history: LossHistory
+    memory: DeviceMemory = field(default_factory=DeviceMemory)
     state: DeviceState = "off"
     why: str = ""
     until: float | None = None  #: end of a quarantine

@@ -143,7 +143,8 @@ class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
     key: str
     expected: str
     message: str
-    by_answers: bool = False  #: found in what the network answers, not in its files: where others accept them, this device is wrong
+    #: "files"; "answers": found in what the network answers, so this device is wrong where others accept the files; or as `Failed.kind`
+    kind: str = "files"
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):

@@ -203,18 +203,17 @@ class Worker:
                 " (its costs are known)" if known and loaded.costs == known.costs else "",
             )
         except ModelProblem as e:
-            self._refuse(load, e.file, e.key, e.expected, e.message, by_answers=opened)
+            self._refuse(load, e.file, e.key, e.expected, e.message, "answers" if opened else "files")
         except Exception as e:
             kind = classify(e)
             log.exception("%s cannot be loaded (%s)", load.model, kind)
-            self._refuse(
-                load, load.directory, f"device ({kind})" if kind in ("oom", "sticky") else "load", "a network that loads and runs", _text(e)
-            )
+            key = f"device ({kind})" if kind in ("oom", "sticky") else "load"
+            self._refuse(load, load.directory, key, "a network that loads and runs", _text(e), kind)
 
-    def _refuse(self, load: Load, file: str, key: str, expected: str, message: str, *, by_answers: bool = False) -> None:
+    def _refuse(self, load: Load, file: str, key: str, expected: str, message: str, kind: str) -> None:
         log.warning("%s refused: %s: %s: expected %s; %s", load.model, file, key, expected, message)
         cut = MESSAGE_CHARS
-        self._send(LoadFailed(load.model, load.version, file[:cut], key[:cut], expected[:cut], message[:cut], by_answers))
+        self._send(LoadFailed(load.model, load.version, file[:cut], key[:cut], expected[:cut], message[:cut], kind))
 
     def _open(self, load: Load) -> LoadedNetwork:
         spec = repository.read(Path(load.directory))
