@@ -60,6 +60,8 @@ def settings_table() -> str:
         *_rows(settings.Settings),
         *_rows(settings.Limits, "limits."),
         *_rows(settings.Failback, "failback."),
+        *_rows(settings.Http, "http."),
+        *_rows(settings.Oip, "oip."),
     ]
     return "\n".join(lines) + "\n"
 

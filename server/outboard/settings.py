@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 
 MIB = 1 << 20
+
+
+#: Variables of the same prefix that belong to others: the commands, the load test, docker-compose.yml.
+ELSEWHERE = {f"OUTBOARD_{name}" for name in ("URL", "KEY", "MODEL", "IMAGES", "MIN_FPS", "MAX_P99_MS", "UID", "GID")}
 
 
 class SettingsError(ValueError):
@@ -21,13 +27,18 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one client may ask for. Sizes take a number of bytes or "64MiB"."""
 
     body: int = 64 * MIB  #: bytes of a request body
-    body_seconds: float = 60.0  #: for a whole body to arrive
+    body_seconds: float = 60.0  #: for a whole body to arrive; one that takes longer has to come with `body_rate`
+    body_rate: int = 10_000  #: bytes a second, on the average
+    head: int = 64 << 10  #: bytes of a request's line and headers
+    headers: int = 100  #: of a request
+    head_seconds: float = 10.0  #: for a request's line and headers to arrive
     pixels: int = 50_000_000  #: of one image
     images: int = 16  #: in one request
     message: int = 32 * MIB  #: bytes of a WebSocket message
     deadline: float = 30.0  #: seconds, unless the request says `deadline_ms`
     frame_memory: int = 0  #: bytes; 0: the lesser of 2 GiB and an eighth of the memory
     requests: int = 1024  #: requests in progress at once
+    tiles: int = 128  #: of one picture, the whole one not counted; `tile=auto` looks at larger ones where it would need more
 
 
 class Failback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +50,35 @@ class Failback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quarantine_max: float = 3600.0  #: and never is longer
     first_retry: float = 0.5  #: from a loss to the first look for the device; it doubles with each look
     max_retry: float = 30.0  #: the longest time between two looks
+
+
+class Http(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whom the server answers, beside clients that name it by its address (docs/security.md). Several in one variable: a;b"""
+
+    hosts: tuple[str, ...] = ()  #: names by which clients or a proxy call this server, such as "egpu.lab.example"; "*": any
+    origins: tuple[str, ...] = ()  #: web pages elsewhere that may use it from a browser, such as "https://lab.example"; "*": any
+
+
+class Oip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The Open Inference Protocol (docs/triton-clients.md)."""
+
+    grpc_port: int | None = None  #: gRPC listens here; none: it does not, 0: any free port
+    shared_memory: bool = False  #: clients on this machine may name shared memory objects that the server's user can open
+
+
+class Streams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Streams of frames (docs/stream-protocol.md). Sizes take a number of bytes or "64MiB", times are seconds."""
+
+    max: int = 64  #: streams open at once
+    window: int = 64  #: `lossless`: frames of a stream without an outcome, before the server stops reading
+    window_bytes: int = 64 * MIB  #: and their bytes
+    kept: int = 10_000  #: outcomes of a stream that its client has not acknowledged
+    kept_bytes: int = 8 * MIB  #: and their bytes
+    kept_seconds: float = 120.0  #: how long a stream whose link is lost can be resumed
+    heartbeat: float = 5.0  #: between two `hb` messages
+    offline: float = 3.0  #: a stream without a frame for so long is offline
+    ping: float = 20.0  #: between two WebSocket pings
+    pong: float = 75.0  #: a link is given up when its pong takes longer
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +95,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_level: str = "info"  #: debug, info, warning, error
     limits: Limits = Limits()
     failback: Failback = Failback()
+    http: Http = Http()
+    streams: Streams = Streams()
+    oip: Oip = Oip()
 
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -78,6 +121,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str] = os.environ, file: Pa
             merged = msgspec.toml.decode(path.read_bytes())
         except (msgspec.DecodeError, ValueError) as e:
             raise SettingsError(f"{path}: not valid TOML: {e}") from e
+        _check_keys(merged, Settings, str(path))
         _convert(merged, str(path))
     elif file is not None:
         raise SettingsError(f"{file}: no such file")
@@ -93,25 +137,50 @@ def _put(merged: dict[str, Any], key: str, value: Any) -> None:
     (merged.setdefault(table, {}) if table else merged)[name] = value
 
 
+def _fields(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting's name ("port", "limits.body") and type."""
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _fields(field.type, f"{field.name}.")
+        else:
+            yield prefix + field.name, field.type
+
+
 def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
-    """OUTBOARD_PORT -> port, OUTBOARD_LIMITS_BODY -> limits.body. Others (OUTBOARD_URL, OUTBOARD_KEY) belong to the clients."""
+    """OUTBOARD_PORT -> port, OUTBOARD_LIMITS_BODY -> limits.body. Raises SettingsError for one that is no setting's."""
+    known = {"OUTBOARD_" + name.replace(".", "_").upper(): (name, kind) for name, kind in _fields()}
     found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(Settings):
-        nested = field.type if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct) else None
-        for name in [f"{field.name}.{f.name}" for f in msgspec.structs.fields(nested)] if nested else [field.name]:
-            value = env.get("OUTBOARD_" + name.replace(".", "_").upper())
-            if value is not None:
-                found[name] = value.split(";") if name == "device" else value
+    for variable, value in env.items():
+        if variable in known:
+            name, kind = known[variable]
+            found[name] = [x for x in value.split(";") if x] if get_origin(kind) is tuple else value
+        elif variable.startswith("OUTBOARD_") and variable not in ELSEWHERE:
+            raise SettingsError(f"{variable} is no setting's variable (docs/settings.md lists them){_near(variable, known)}")
     return found
 
 
+def _check_keys(given: Mapping[str, Any], struct: type[msgspec.Struct], where: str, table: str = "") -> None:
+    known = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    for key, value in given.items():
+        if key not in known:
+            place = f"[{table}] {key}" if table else key
+            raise SettingsError(f"{where}: {place} is no setting (docs/settings.md lists them){_near(key, known)}")
+        if isinstance(value, dict) and isinstance(kind := known[key], type) and issubclass(kind, msgspec.Struct):
+            _check_keys(value, kind, where, key)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def _convert(merged: dict[str, Any], where: str) -> Settings:
-    limits = merged.get("limits", {})
     try:
-        if isinstance(limits, dict):
-            for key in ("body", "message", "frame_memory"):
-                if isinstance(limits.get(key), str):
-                    limits[key] = size(limits[key])
+        for table, keys in (("limits", ("body", "message", "frame_memory", "head")), ("streams", ("window_bytes", "kept_bytes"))):
+            if isinstance(given := merged.get(table), dict):
+                for key in keys:
+                    if isinstance(given.get(key), str):
+                        given[key] = size(given[key])
         settings = msgspec.convert(merged, Settings, strict=False, dec_hook=lambda kind, value: kind(value))
     except (msgspec.ValidationError, ValueError, TypeError) as e:
         raise SettingsError(f"{where}: {e}") from e
@@ -122,6 +191,9 @@ def _convert(merged: dict[str, Any], where: str) -> Settings:
         )
     if not 0 <= settings.port <= 65535:
         raise SettingsError(f"{where}: port is {settings.port}, expected 0 to 65535")
-    if settings.limits.images < 1 or settings.limits.pixels < 1 or settings.limits.deadline <= 0:
-        raise SettingsError(f"{where}: limits.images, limits.pixels and limits.deadline must be above 0")
+    if not settings.device:
+        raise SettingsError(f"{where}: device is empty, expected auto, cpu, cuda:0, a GPU's UUID or sim:thunderbolt4")
+    for name, value in msgspec.structs.asdict(settings.limits).items():
+        if not (0 < value < math.inf or name == "frame_memory" and value == 0):
+            raise SettingsError(f"{where}: limits.{name} is {value}, expected more than 0")
     return settings

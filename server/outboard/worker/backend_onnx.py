@@ -30,24 +30,16 @@ class OnnxBackend:
         model, picture = onnx_graph.read(network)
         ports = [_port(output, where) for output in model.graph.output]
         model = onnx_graph.with_uint8_input(model, picture, network.input)
-        if device.provider == "CUDAExecutionProvider":
-            ort.preload_dlls()  # from the nvidia packages beside it: without torch nobody has loaded them
-        providers = [(device.provider, _provider_options(spec) if device.provider == "CUDAExecutionProvider" else {})]
-        try:
-            self._session = ort.InferenceSession(
-                model.SerializeToString(), _session_options(network, threads), providers=providers, enable_fallback=0
-            )
-        except Exception as e:
-            raise _load_problem(e, where) from e
-        self.provider: str = self._session.get_providers()[0]
-        if self.provider != device.provider:
-            raise RuntimeError(
-                f"{network.key}: asked for {device.provider}, ONNX Runtime gave {self.provider}: the device's libraries cannot be used"
-            )
+        # Rows of one size: the arena and its plan for each batch size gain 2-5 % and are bounded by the number of batch sizes. Rows of
+        # many sizes: the plans are kept for every shape (146 -> 239 MB over 600 random shapes) and an arena never shrinks; without
+        # both, memory stays flat.
+        arena = not network.input.dynamic
+        self._session = open_session(model, network, spec, device, threads, arena)
+        self.provider = device.provider
         self.inputs: list[Port] = [(onnx_graph.PIXELS, "uint8", onnx_graph.axes(model.graph.input[0]))]
         self.outputs = ports
         self._names = [name for name, _, _ in ports]
-        self._arena = not network.input.dynamic and device.provider == "CPUExecutionProvider"
+        self._arena = arena and device.provider == "CPUExecutionProvider"
         self._next: ort.RunOptions | None = None  #: options of the next run alone
 
     def batch_rows(self, rows: int) -> int:
@@ -71,19 +63,42 @@ class OnnxBackend:
         """The arena never gives memory back by itself; a run that is told to leaves it with what that run needed."""
         if not self._arena:
             return
-        self._next = ort.RunOptions()
-        self._next.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        self._next = shrinking()
 
 
-def _session_options(network: Network, threads: int) -> ort.SessionOptions:
+def open_session(
+    model: onnx.ModelProto, network: Network, spec: ModelSpec, device: Device, threads: int, arena: bool
+) -> ort.InferenceSession:
+    """An ORT session on the device, and on no other. Raises ModelProblem where the file is at fault, RuntimeError where the device is."""
+    if device.provider == "CUDAExecutionProvider":
+        ort.preload_dlls()  # from the nvidia packages beside it: without torch nobody has loaded them
+    providers = [(device.provider, _provider_options(spec) if device.provider == "CUDAExecutionProvider" else {})]
+    try:
+        session = ort.InferenceSession(
+            model.SerializeToString(), _session_options(network, threads, arena), providers=providers, enable_fallback=0
+        )
+    except Exception as e:
+        raise _load_problem(e, str(network.file)) from e
+    if (got := session.get_providers()[0]) != device.provider:
+        raise RuntimeError(
+            f"{network.key}: asked for {device.provider}, ONNX Runtime gave {got}: the device's libraries cannot be used"
+        )
+    return session
+
+
+def shrinking() -> ort.RunOptions:
+    """Options of a run after which the CPU's arena keeps only what that run needed: by itself it never gives memory back."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def _session_options(network: Network, threads: int, arena: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads  # ORT knows neither OMP_NUM_THREADS nor cgroups and would take every core for each session
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # Rows of one size: the arena and its plan for each batch size gain 2-5 % and are bounded by the number of batch sizes. Rows of many
-    # sizes: the plans are kept for every shape (146 -> 239 MB over 600 random shapes) and an arena never shrinks; without both, memory
-    # stays flat.
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = not network.input.dynamic
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = arena
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # a spinning thread takes a core from decode
     # The graph is loaded from bytes: without this, external tensors would be looked for in the current directory.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(network.file.parent))

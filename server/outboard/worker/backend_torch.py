@@ -33,7 +33,7 @@ Forward = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class _Streams(threading.local):
+class Streams(threading.local):
     """A CUDA stream for each batch thread: on the default stream, batches would wait for each other."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class TorchBackend:
             torch.backends.cudnn.allow_tf32 = False  # on by default: 10 bits of mantissa are not fp32
         module, axes = build(network, spec)
         self.module: Normalised = module.to(device.torch_device)
-        self._streams = _Streams() if device.torch_device == "cuda" else None
+        self._streams = Streams() if device.torch_device == "cuda" else None
         self.inputs: list[Port] = [("pixels", "uint8", axes)]
         self.outputs = self._ports(axes)
 
