@@ -49,8 +49,12 @@ def main() -> None:
 
 
 def _refuse(message: str, code: int = 2) -> typer.Exit:
-    err.print(f"outboard-station: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    _say(f"outboard-station: {message}", "red")
     return typer.Exit(code)
+
+
+def _say(message: str, style: str = "") -> None:
+    err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command(
@@ -231,9 +235,9 @@ async def _run(work: Station, every: float, as_json: bool) -> int:
         await asyncio.gather(showing, return_exceptions=True)
     figures = work.stream.figures
     if work.taken_before and not work.spooled:
-        err.print(f"{work.taken_before} frames of {work.source.name} were taken before (by this spool)", markup=False, highlight=False, soft_wrap=True)
+        _say(f"all {work.taken_before} frames of {work.source.name} were taken before")
     if failure:
-        err.print(f"outboard-station: {failure}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _say(f"outboard-station: {failure}", "red")
         return 1
     if stopped:
         return 0

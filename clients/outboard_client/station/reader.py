@@ -111,9 +111,9 @@ class Reading:
             if not container.streams.video:
                 raise ValueError("there is no video in it")
             stream = container.streams.video[0]
-            # Frame threads are faster, and hold back as many frames: not for live. Never slice threads: with them FFmpeg's H.264 decoder
-            # makes up what was lost and flags 3 of 25 damaged frames; otherwise it flags 25 of 25 (PyAV 18.1, 3 % of packets lost).
-            stream.thread_type = "NONE" if task.newest else "FRAME"
+            # One thread. With slice threads FFmpeg's H.264 decoder makes up what was lost and flags 3 of 25 damaged frames, with frame
+            # threads it misses one now and then; with one it flags all of them (PyAV 18.1, 3 % of packets lost), and holds no frame back.
+            stream.thread_type = "NONE"
             began, due, index = time.monotonic(), 0.0, -1
             for frame in self._decoded(container, stream):
                 index += 1
