@@ -512,3 +512,8 @@ def test_a_model_cannot_be_uploaded_by_loading_it(client: triton.InferenceServer
         client.load_model("simple", config='{"max_batch_size": 1}')
     with pytest.raises(InferenceServerException, match="'nothing'"):
         client.load_model("nothing")
+
+
+def test_every_route_is_in_the_openapi_document(oip: OipServer) -> None:
+    paths = oip.server.client.get("/openapi.json").json()["paths"]
+    assert {"/v2", "/v2/models/{model}/infer", "/v2/repository/index", "/v2/systemsharedmemory/status"} <= set(paths)
