@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from outboard import remote, tables
 from outboard.plan.command import EXAMPLE as PLAN_EXAMPLE
 from outboard.plan.command import plan as plan_command
 from outboard.settings import Settings, SettingsError
@@ -40,7 +39,7 @@ def main() -> None:
 
 
 def _refuse(message: str, code: int = 2) -> typer.Exit:
-    err.print(f"outboard: {message}", style="red", markup=False, highlight=False)
+    err.print(f"outboard: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     return typer.Exit(code)
 
 
@@ -141,9 +140,8 @@ def _welcome(settings: Settings, port: int, runtime: Runtime, registry: Registry
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = f"http://{host}:{port}"
     out.print()
-    out.print(_device_table([device_entry(runtime, d) for d in runtime.devices if d != "isolation"]))
-    entries = [model_entry(runtime, m) for _, m in sorted(registry.models.items())]
-    out.print(_model_table(entries))
+    tables.print_devices(out, [device_entry(runtime, d) for d in runtime.devices if d != "isolation"])
+    tables.print_models(out, [model_entry(runtime, m) for _, m in sorted(registry.models.items())])
     out.print(f"Serving on {url} (documentation: {url}/docs). Try:\n", highlight=False)
     sample = settings.models.resolve().parent / ".cache" / "samples"
     served = {name: m.serving.spec for name, m in sorted(registry.models.items()) if m.serving is not None}
@@ -155,56 +153,12 @@ def _welcome(settings: Settings, port: int, runtime: Runtime, registry: Registry
     print(f"  curl --data-binary @{shown} {url}/v1/models/{name}/predict\n", flush=True)
 
 
-def _device_table(devices: list[dict[str, Any]]) -> Table:
-    table = Table("Device", "Name", "State", "Batches at once", "Losses", "Why", box=None, header_style="bold", pad_edge=False)
-    for d in devices:
-        name = (d["name"] or "") + (" (simulated)" if d["simulated"] else "")
-        last = d["last_loss"]
-        why = d["why"] or (f"last lost {last['at']}: {last['why']}" if last else "")
-        table.add_row(d["id"], name, d["state"], str(d["concurrency"]), str(d["losses"]), escape(why))
-    return table
-
-
-def _model_table(models: list[dict[str, Any]]) -> Table:
-    table = Table("Model", "Task", "Backend", "State", "On", "Input", "Licence", "Source", box=None, header_style="bold", pad_edge=False)
-    for m in models:
-        given = m["input"]
-        table.add_row(
-            m["name"],
-            m["task"] or "",
-            m["backend"] or "",
-            m["state"],
-            ", ".join(m["devices"]),
-            f"{given['width']}x{given['height']}" if given else "",
-            escape(m["license"] or ""),
-            escape(m["source"] or ""),
-            style="red" if m["state"] == "failed" else None,
-        )
-    for m in models:
-        if error := m["error"]:
-            kept = "; the version before it goes on serving" if m["state"] == "ready" else ""
-            table.caption_justify = "left"
-            message = f"{error['message']}; " if error["message"] else ""
-            line = f"{m['name']}: {error['file']}: {error['key']}: {message}expected {error['expected']}{kept}"
-            line = escape(line)
-            table.caption = f"{table.caption}\n{line}" if table.caption else line
-    return table
-
-
-def _ask(method: str, url: str, path: str, body: Any = None) -> Any:
-    """The running server's answer as JSON values; exits with 1 where there is none or where it refuses."""
-    import httpx
-
+def _ask(method: str, url: str, path: str, kind: Any, body: Any = None) -> Any:
+    """`remote.ask`; exits with 1 where there is no answer."""
     try:
-        response = httpx.request(method, url.rstrip("/") + path, json=body, timeout=30)
-        answer = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL) as e:
-        raise _refuse(f"no server answers at {url} ({e}); start one with `outboard serve`, or name it with --url", 1) from e
-    except ValueError as e:
-        raise _refuse(f"what answers at {url} is no Outboard server: {response.status_code} without JSON", 1) from e
-    if response.is_error:
-        raise _refuse(answer.get("detail", response.reason_phrase), 1)
-    return answer
+        return remote.ask(method, url, path, kind, body)
+    except remote.NoAnswer as e:
+        raise _refuse(str(e), 1) from e
 
 
 @app.command(epilog="Example: outboard models --url http://127.0.0.1:8000")
@@ -214,11 +168,11 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the models of a running server, or check those of a folder. Exit code 1 when one of them cannot be served."""
-    entries = _check(directory) if directory is not None else _ask("GET", url, "/v1/models")["models"]
+    entries = _check(directory) if directory is not None else _ask("GET", url, "/v1/models", remote.Models)["models"]
     if as_json:
         print(json.dumps({"models": entries}))
     else:
-        out.print(_model_table(entries))
+        tables.print_models(out, entries)
     if any(m["error"] for m in entries):
         raise typer.Exit(1)
 
@@ -274,7 +228,7 @@ def unplug(
     ] = "",
 ) -> None:
     """Pull a simulated device's cable."""
-    _ask("POST", url, f"/v1/devices/{device}/fault", {"fault": "unplug", "phase": phase})
+    _ask("POST", url, remote.device_path(device, "fault"), tables.Device, {"fault": "unplug", "phase": phase})
     when = f"will be unplugged when it is {phase}" if phase else "is unplugged"
     out.print(f"{device} {when} (simulated); `outboard replug {device}` plugs it in again", highlight=False)
 
@@ -282,14 +236,17 @@ def unplug(
 @app.command(epilog="Example: outboard replug sim:0")
 def replug(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
     """Plug a simulated device in again."""
-    _ask("POST", url, f"/v1/devices/{device}/fault", {"fault": "replug"})
-    out.print(f"{device} is plugged in (simulated); it serves once it has proved itself, see `outboard devices`", highlight=False)
+    state = _ask("POST", url, remote.device_path(device, "fault"), tables.Device, {"fault": "replug"})["state"]
+    then = "it serves once it has proved itself, see `outboard devices`"
+    if state == "ejected":
+        then = f"it was ejected, and stays so until `outboard devices reset {device}`"
+    out.print(f"{device} is plugged in (simulated); {then}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: outboard eject cuda:0")
 def eject(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
     """Hand a device's work to the CPU and let go of it, so that its cable can be pulled. Exit code 1 when it is not safe yet."""
-    answer = _ask("POST", url, f"/v1/devices/{device}/eject")
+    answer = _ask("POST", url, remote.device_path(device, "eject"), remote.Ejected)
     for holder in answer["holders"]:
         out.print(f"still held by process {holder['pid']} ({holder['command']})", highlight=False, markup=False)
     for command in answer["commands"]:
@@ -306,7 +263,7 @@ app.add_typer(devices_app, name="devices")
 @devices_app.command("reset", epilog="Example: outboard devices reset cuda:0")
 def reset(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
     """End a quarantine or an ejection: the device is tried at once."""
-    state = _ask("POST", url, f"/v1/devices/{device}/reset")["state"]
+    state = _ask("POST", url, remote.device_path(device, "reset"), tables.Device)["state"]
     out.print(f"{device} is {state}", highlight=False)
 
 
@@ -315,10 +272,10 @@ def devices(context: typer.Context, url: Url = "http://127.0.0.1:8000", as_json:
     """List the devices of a running server, with their history. Exit code 1 when one of them does not serve."""
     if context.invoked_subcommand is not None:
         return
-    entries = _ask("GET", url, "/v1/devices")["devices"]
+    entries = _ask("GET", url, "/v1/devices", remote.Devices)["devices"]
     if as_json:
         print(json.dumps({"devices": entries}))
     else:
-        out.print(_device_table(entries))
+        tables.print_devices(out, entries)
     if any(d["state"] in ("lost", "quarantined", "suspect") for d in entries):
         raise typer.Exit(1)

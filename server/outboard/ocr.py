@@ -54,15 +54,16 @@ async def read_text(
         polygons=np.array([polygons[i] for i in good], np.float32).reshape(-1, 4, 2),
     )
     steps = [page, *turns, *lines]
+    # The lines of a step run side by side: the slowest one is what the client waits for.
+    waited_for = [page, *(max(step, key=lambda s: s.decode + s.queue + s.infer) for step in (turns, lines) if step)]
     total = Outcome(
         rows=[],
         device=page.device,
         degraded=any(s.degraded for s in steps),
         filled=page.filled,
         decode=page.decode,
-        # The lines of a step run side by side: the slowest one is what the client waits for.
-        queue=page.queue + max((s.queue for s in turns), default=0.0) + max((s.queue for s in lines), default=0.0),
-        infer=page.infer + max((s.infer for s in turns), default=0.0) + max((s.infer for s in lines), default=0.0),
+        queue=sum(s.queue for s in waited_for),
+        infer=sum(s.infer for s in waited_for),
     )
     return answer_body(result, version.spec, page.filled), total
 

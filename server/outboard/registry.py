@@ -246,6 +246,16 @@ class Registry:
         self._wake(model)
         return model
 
+    def not_served(self) -> dict[str, str]:
+        """Why, for each model that no worker serves."""
+        why = {}
+        for name, model in sorted(self.models.items()):
+            if model.serving is None:
+                why[name] = "it was unloaded" if model.unloaded else "it is being loaded"
+                if model.state == "failed" and (error := model.error):
+                    why[name] = f"{error['file']}: {error['key']}: {error['message']}; expected {error['expected']}"
+        return why
+
     def ready(self) -> tuple[bool, str]:
         """Whether every model is served by some worker, and why not."""
         if not self.scanned:

@@ -68,7 +68,7 @@ def test_work_whose_client_has_left_is_dropped(server: Server) -> None:
     sockets = []
     for _ in range(12):
         s = socket.create_connection((host, int(port)))
-        s.sendall(b"POST /v1/models/slow/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(PICTURE) + PICTURE)
+        s.sendall(b"POST /v1/models/slow/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(PICTURE) + PICTURE)
         sockets.append(s)
     time.sleep(0.25)
     for s in sockets:
@@ -81,7 +81,7 @@ def test_work_whose_client_has_left_is_dropped(server: Server) -> None:
 def test_a_client_that_leaves_in_the_middle_of_its_upload_harms_nobody(server: Server) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as s:
-        s.sendall(b"POST /v1/models/rgb/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        s.sendall(b"POST /v1/models/rgb/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
         s.shutdown(socket.SHUT_WR)
         time.sleep(0.1)
     assert server.predict("rgb", PICTURE).status_code == 200
@@ -105,7 +105,7 @@ def test_a_body_that_does_not_arrive_in_time_is_given_up(tmp_path: Path) -> None
     with serving(tmp_path, env={"OUTBOARD_LIMITS_BODY_SECONDS": "0.5"}) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=5) as s:
-            s.sendall(b"POST /v1/models/m/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+            s.sendall(b"POST /v1/models/m/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
             assert b" 408 " in s.recv(4096).splitlines()[0]
 
 

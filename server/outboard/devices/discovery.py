@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pyudev
 
 from outboard.core.state import LIVE
-from outboard.devices import presence, probe
+from outboard.devices import presence, probe, simulated
 from outboard.runtime import DeviceEntry, Runtime
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,18 @@ LOOK_EVERY = 5
 CHECK_EVERY = 1
 #: Seconds after which reading a few bytes of sysfs counts as hung.
 PRESENCE_LIMIT = 2.0
+
+
+#: What names a GPU: its number, or its UUID, or that of a part of it.
+_GPU = re.compile(r"cuda:\d{1,3}|GPU-[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|MIG-[\w/-]+")
+
+
+def check(wanted: str) -> None:
+    """Whether `--device` can mean something. Raises ValueError with what was expected."""
+    if wanted.startswith("sim:"):
+        simulated.parse(wanted)
+    elif wanted not in ("auto", "cpu") and not _GPU.fullmatch(wanted):
+        raise ValueError(f"{wanted!r} names no device, expected auto, cpu, cuda:0, a GPU's UUID (GPU-…) or sim:thunderbolt4,vram=8GiB")
 
 
 async def attach(runtime: Runtime) -> None:

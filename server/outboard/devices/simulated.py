@@ -6,6 +6,8 @@ answer and metric says that it is simulated.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from outboard.settings import size
@@ -70,13 +72,18 @@ def parse(spec: str) -> SimSpec:
     for option in options:
         key, _, value = option.partition("=")
         if key == "vram":
-            vram = size(value)
+            try:
+                vram = size(value)
+            except ValueError:
+                vram = 0
+            if not vram:
+                raise ValueError(f"{spec!r}: vram is {value!r}, expected a size such as vram=8GiB")
         elif key == "compute":
             try:
                 batch, row = (float(x) / 1e3 for x in value.split("+"))
             except ValueError:
                 batch = row = -1.0
-            if batch < 0 or row < 0:
+            if not (0 <= batch < math.inf and 0 <= row < math.inf):
                 raise ValueError(f"{spec!r}: compute is {value!r}, expected milliseconds a batch + a row, such as compute=4+2")
             compute = (batch, row)
         elif key == "power":

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from outboard import __version__
 from outboard.devices import discovery
 from outboard.http import dashboard, health, listings, predict, problems
+from outboard.http.origin import OwnPagesOnly
 from outboard.registry import Registry
 from outboard.runtime import Runtime
 from outboard.settings import Settings
@@ -57,7 +58,7 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
         else:
             await app(scope, receive, send)
 
-    return outboard
+    return OwnPagesOnly(outboard, settings)
 
 
 async def _serve(runtime: Runtime, registry: Registry, on_ready: Callable[[Runtime, Registry], None] | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,7 +39,8 @@ def reserved(runtime: Runtime) -> Iterator[list[int]]:
 
 
 async def read(headers: Headers, receive: Receive, runtime: Runtime, taken: list[int]) -> bytes:
-    """The whole body. Counted as it comes, whatever Content-Length says (H01). Raises Problem."""
+    """The whole body. Counted as it comes, whatever Content-Length says (H01); http/connection.py ends those that do not come. Raises
+    Problem."""
     limit = runtime.settings.limits.body
     declared = headers.get("content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
@@ -48,28 +48,21 @@ async def read(headers: Headers, receive: Receive, runtime: Runtime, taken: list
     chunks: list[bytes] = []
     total = 0
     more = True
-    try:
-        async with asyncio.timeout(runtime.settings.limits.body_seconds):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    metrics.aborted.inc()
-                    raise Problem("client_left", f"the connection ended after {total} bytes of the body")
-                more = message.get("more_body", False)
-                if chunk := message.get("body", b""):
-                    total += len(chunk)
-                    if total > limit:
-                        raise _too_large(total, limit)
-                    if runtime.body_bytes + len(chunk) > runtime.slab.size:
-                        raise Problem("memory_full", "the bodies of the requests in progress fill the frame memory", retry_after=1.0)
-                    runtime.body_bytes += len(chunk)
-                    taken.append(len(chunk))
-                    chunks.append(chunk)
-    except TimeoutError:
-        seconds = runtime.settings.limits.body_seconds
-        raise Problem(
-            "body_timeout", f"{total} bytes came in {seconds:g} s, and the body is not complete; send it faster, or smaller"
-        ) from None
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            metrics.aborted.inc()
+            raise Problem("client_left", f"the connection ended after {total} bytes of the body")
+        more = message.get("more_body", False)
+        if chunk := message.get("body", b""):
+            total += len(chunk)
+            if total > limit:
+                raise _too_large(total, limit)
+            if runtime.body_bytes + len(chunk) > runtime.slab.size:
+                raise Problem("memory_full", "the bodies of the requests in progress fill the frame memory", retry_after=1.0)
+            runtime.body_bytes += len(chunk)
+            taken.append(len(chunk))
+            chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

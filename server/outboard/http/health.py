@@ -28,6 +28,8 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
             why = why or "; ".join(f"{d.id} is {d.state}" + (f": {d.why}" if d.why else "") for d in lost)
         if why:
             body["why"] = why
+        if not_served := registry.not_served():
+            body["not_served"] = not_served
         return Response(msgspec.json.encode(body), 200 if ready and not (strict and degraded) else 503, media_type="application/json")
 
     @routes.get("/metrics", summary="Prometheus metrics")
@@ -36,4 +38,6 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
         metrics.frame_memory_limit.set(runtime.engine.memory.size)
         return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    for path, answer in (("/livez", livez), ("/readyz", readyz), ("/metrics", prometheus)):
+        routes.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
     return routes

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from outboard.core.engine import ISOLATION
 from outboard.devices import ejection
 from outboard.devices.simulated import FAULTS, PHASES
+from outboard.http import body as bodies
 from outboard.problems import Problem
 from outboard.registry import Model, Registry
 from outboard.runtime import Runtime
@@ -101,7 +102,6 @@ def device_entry(runtime: Runtime, device: str) -> dict[str, Any]:
         "batches": {
             n.rpartition("@")[0]: {"most_rows": runtime.engine._cap(state, n), "seconds": entry.costs.table()}
             for n, entry in state.networks.items()
-            if entry.costs is not None
         },
     }
 
@@ -149,11 +149,13 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
     @routes.post("/v1/devices/{device}/fault", tags=["devices"], summary="Play a fault on a simulated device", openapi_extra=_FAULT_DOCS)
     async def fault(device: str, request: Request) -> Response:
         try:
-            asked = msgspec.json.decode(await request.body(), type=_Fault)
+            asked = msgspec.json.decode(body, type=_Fault)
         except msgspec.MsgspecError as e:
             raise Problem("bad_option", f'{e}; expected {{"fault": F}}, F one of {", ".join(FAULTS)}, and perhaps "phase"') from e
         runtime.fault(known(device), asked.fault, asked.phase)
         return _json(device_entry(runtime, device) | {"fault": asked.fault, "phase": asked.phase or None})
+        with bodies.reserved(runtime) as taken:
+            body = await bodies.read(request.headers, request.receive, runtime, taken)
 
     @routes.post("/v1/devices/{device}/eject", tags=["devices"], summary="Hand the device's work over and let go of it")
     async def eject(device: str) -> Response:

@@ -9,18 +9,21 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Match
 
 from outboard.problems import Problem
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _ROUTING = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
 
-def respond(problem: Problem) -> Response:
-    headers = {}
+def respond(problem: Problem, **more: str) -> Response:
+    headers = dict(more)
     if problem.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after)))
     return Response(msgspec.json.encode(problem.body()), problem.status, headers, MEDIA_TYPE)
@@ -45,12 +48,16 @@ def install(app: FastAPI) -> None:
         if slug == "not_found":
             return respond(Problem(slug, f"nothing is at {request.url.path[:200]}; /docs lists the routes"))
         if slug == "method_not_allowed":
-            allowed = (e.headers or {}).get("Allow", "another method")
-            return respond(Problem(slug, f"{request.url.path[:200]} takes {allowed}, not {request.method}"))
+            allowed = _methods(request)
+            return respond(Problem(slug, f"{request.url.path[:200]} takes {allowed}, not {request.method}"), Allow=allowed)
         if slug is not None:
             return respond(Problem(slug, str(e.detail)[:200]))
         body = {"type": "about:blank", "title": str(e.detail)[:200], "status": e.status_code}
         return Response(msgspec.json.encode(body), e.status_code, dict(e.headers or {}), MEDIA_TYPE)
+
+    @app.exception_handler(ClientDisconnect)
+    async def _left(request: Request, e: ClientDisconnect) -> Response:
+        return respond(Problem("client_left", "the connection ended before the body was complete"))
 
     @app.exception_handler(RequestValidationError)
     async def _validation(request: Request, e: RequestValidationError) -> Response:
@@ -61,3 +68,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _unexpected(request: Request, e: Exception) -> Response:
         return unexpected(request.method, request.url.path, e)
+
+
+def _methods(request: Request) -> str:
+    """What the address takes, for `Allow`: the exception names the methods of one route only."""
+    routes = request.app.routes
+    found = [m for m in METHODS if any(route.matches({**request.scope, "method": m})[0] is Match.FULL for route in routes)]
+    return ", ".join(found)

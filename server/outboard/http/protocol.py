@@ -8,6 +8,10 @@ handed over as it comes.
 
 from __future__ import annotations
 
+from functools import partial
+
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from outboard.http.connection import Connection
@@ -45,8 +49,11 @@ class Protocol(Connection):
         if self.cycle is not None and not self.cycle.body:
             self.cycle.body = Pieces()  # type: ignore[assignment]
         self._at_once = self.endless
+        if self._at_once and self.cycle is not None:
+            self.cycle.receive = partial(_receive_to_the_end, self.cycle)  # type: ignore[method-assign]
 
     def on_body(self, body: bytes) -> None:
+        self.body_bytes += len(body)
         cycle = self.cycle
         if (self.parser.should_upgrade() and self._should_upgrade()) or cycle.response_complete:
             return
@@ -56,6 +63,15 @@ class Protocol(Connection):
             cycle.message_event.set()
         elif self._at_once:
             cycle.message_event.set()
+
+
+async def _receive_to_the_end(cycle: RequestResponseCycle) -> ASGIReceiveEvent:
+    """As `cycle.receive`, but what came before the connection ended is handed over first: ffmpeg sends its last frame and is gone."""
+    message = await RequestResponseCycle.receive(cycle)
+    if message["type"] == "http.disconnect" and len(cycle.body) and not cycle.response_complete:
+        message = {"type": "http.request", "body": bytes(cycle.body), "more_body": cycle.more_body}
+        cycle.body = bytearray()
+    return message
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -71,6 +87,15 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         if self.conn.parser_exc is None:
             super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # Not a handshake that websockets can read: it has written what it says to that, and uvicorn waits for ever.
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if self.close_sent and self.initial_response is not None:
+            self.handshake_complete = True  # refused with an answer; uvicorn 0.54 forgets it and logs an error
 
     def handle_parser_exception(self) -> None:
         """A message too large, or no WebSocket message at all. Its rest is still on the way: closed at once, with bytes unread, the kernel
