@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import onnx_graphs as graphs
+import tensor_graphs as tensors
+from integration.tensorkit import outputs
 from integration.workerkit import WorkerKit
 from outboard.devices.protocol import Loaded, Ping, Pong
 
@@ -90,3 +92,19 @@ def test_rows_across_the_slab_s_pinned_chunks_arrive_whole(tmp_path: Path) -> No
         worker.submit(network, image.shape, [offset])
         done = worker.receive()
         assert np.allclose(worker.outputs(done)["y"], image.mean((0, 1)) / 255, atol=1e-4)  # type: ignore[arg-type]
+
+
+def test_tensors_of_several_dtypes_and_strings_reach_the_gpu(worker: WorkerKit, tmp_path: Path) -> None:
+    mixed = worker.load(tensors.write(tmp_path, "mixed", tensors.mixed()))
+    assert isinstance(mixed, Loaded), mixed
+    assert mixed.provider == "CUDAExecutionProvider"
+    for rows in (1, 3):
+        x = np.random.default_rng(0).standard_normal((rows, 5), np.float32)
+        k, z = np.arange(rows), np.ones((rows, 3, 1))
+        assert np.allclose(outputs(worker, mixed, x, k, z)["sums"], x + k[:, None] + 3, atol=1e-5)
+    words = worker.load(tensors.write(tmp_path, "words", tensors.words_to_numbers()))
+    assert isinstance(words, Loaded), words
+    assert outputs(worker, words, np.array([[b"cat", b"dog"]], object))["y"].tolist() == [[1, 2]]
+    half = worker.load(tensors.write(tmp_path, "half", tensors.same("FP16")))
+    x = np.array([[1.5, np.inf, -0.0, 7]], np.float16)
+    assert outputs(worker, half, x)["y"].tobytes() == x.tobytes()
