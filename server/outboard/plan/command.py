@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from outboard.imaging.tiles import Tiling
     from outboard.plan.arrivals import Recorded
     from outboard.plan.host import DecodeCost
     from outboard.plan.predict import Demand, Plan, Setup
@@ -58,6 +59,7 @@ def plan(
     deadline: Annotated[str, typer.Option(help="When an answer is worthless: 200ms or 0.2s after its frame has come.")] = "",
     source: Annotated[str, typer.Option(help="Size of the frames: 4k, 1080p, 720p or WxH.")] = "4k",
     jpeg_bytes: Annotated[int, typer.Option(min=0, help="Bytes of a frame; 0: a photograph of quality 88.")] = 0,
+    tile: Annotated[str, typer.Option(help="Look at tiles of each frame: auto, or their width in pixels.")] = "",
     policy: Annotated[str, typer.Option(help="live: of each station the newest frame wins; lossless: each is answered.")] = "live",
     duration: Annotated[str, typer.Option(help="Time that is played through.")] = "60s",
     seed: Annotated[int, typer.Option(help="Of the stations' phases and jitter.")] = 0,
@@ -99,7 +101,7 @@ def plan(
     given = network.input
     assert given is not None
     card = basis(gpu, spec, network, settings.cache.expanduser())
-    decode = _Decode(given, decode_ms / 1e3)
+    decode = _Decode(given, decode_ms / 1e3, usage.tiling(tile), settings.limits.tiles)
 
     if replay is not None:
         frames = arrivals.read(replay)
@@ -108,7 +110,7 @@ def plan(
         frames = arrivals.steady(stations, fps, length, jpeg_bytes or usage.usual_bytes(width, height), width, height, seed)
         if not frames:
             raise usage.Usage(f"in {length:g} s a station of {fps:g} frames a second sends none; give more --duration")
-        each = f"{width}x{height}, {frames[0].bytes / 1e6:.2g} MB each"
+        each = f"{width}x{height}, {frames[0].bytes / 1e6:.2g} MB each" + (f", {decode(width, height).rows} tiles" if tile else "")
         asked = f"{stations} station{'s' if stations > 1 else ''} of {fps:g} frames a second, {each}"
 
     def demand(frames: Sequence[Recorded]) -> Demand:
@@ -185,14 +187,16 @@ def _print(plans: Sequence[Plan], found: Sequence[list[str]], asked: str, card: 
     out.print()
     out.print(report.one(plans[0]) if len(plans) == 1 else report.comparison(plans))
     out.print()
+    said: dict[tuple[str, ...], list[str]] = {}
     for p, cures in zip(plans, found, strict=True):
-        out.print(("" if len(plans) == 1 else f"{p.setup.link}: ") + report.sentence(p))
+        lines = [report.sentence(p)]
         if cures:
-            out.print(f"What would hold{' (estimate)' if p.estimate else ''}:")
-            for cure in cures:
-                out.print(f"  - {cure}")
+            lines += [f"What would hold{' (estimate)' if p.estimate else ''}:", *(f"  - {cure}" for cure in cures)]
         elif not p.worst.holds:
-            out.print("No single change that was tried would cure it.")
+            lines.append("No single change that was tried would cure it.")
+        said.setdefault(tuple(lines), []).append(p.setup.link)
+    for lines, links in said.items():
+        out.print(("" if len(plans) == 1 else f"{', '.join(links)}: ") + "\n".join(lines))
 
 
 def _draw(file: Path, title: str, first: Plan, links: Sequence[str], others: Callable[[int, float], Demand]) -> None:
@@ -211,34 +215,45 @@ def _draw(file: Path, title: str, first: Plan, links: Sequence[str], others: Cal
 
 
 class _Decode:
-    """Seconds to decode a frame of some size and fit it, measured once for each size, or given."""
+    """Seconds to decode a frame of some size and fit or cut it, measured once for each size, or given."""
 
-    def __init__(self, network: Input, given: float):
-        self._input = network
-        self._given = given
+    def __init__(self, network: Input, given: float, tiling: Tiling | None, most_tiles: int):
+        self._input, self._given, self._tiling, self._most_tiles = network, given, tiling, most_tiles
         self._known: dict[tuple[int, int], DecodeCost] = {}
 
     def __call__(self, width: int, height: int) -> DecodeCost:
-        from outboard.plan import host
         from outboard.plan.usage import Usage
+        from outboard.problems import Problem
 
         if (width, height) not in self._known:
             try:
-                self._known[width, height] = (
-                    host.DecodeCost(self._given, 0.0) if self._given else host.measure(width, height, self._input)
-                )
+                self._known[width, height] = self._cost(width, height)
+            except Problem as e:
+                raise Usage(f"--tile: {e.detail}") from e
             except ModuleNotFoundError as e:
                 missing = f"{e.name} is missing, so decoding cannot be measured here: pip install 'outboard[server]', or give --decode-ms"
                 raise Usage(missing) from e
         return self._known[width, height]
 
+    def _cost(self, width: int, height: int) -> DecodeCost:
+        from outboard.plan import host
+
+        if not self._given:
+            return host.measure(width, height, self._input, self._tiling, self._most_tiles)
+        if self._tiling is None:
+            return host.DecodeCost(self._given, 0.0)
+        from outboard.imaging import tiles
+
+        return host.DecodeCost(self._given, 0.0, tiles.plan(width, height, self._input, self._tiling, self._most_tiles).rows)
+
     def text(self, cores: int) -> str:
         from outboard.plan.usage import usual_bytes
 
+        what = "to decode a frame and cut its tiles" if self._tiling is not None else "to decode a frame and fit it"
         if self._given:
-            return f"{cores} cores, {self._given * 1e3:.1f} ms to decode a frame and fit it, as given"
+            return f"{cores} cores, {self._given * 1e3:.1f} ms {what}, as given"
         shown = [
             f"{w}x{h} {cost.seconds(usual_bytes(w, h)) * 1e3:.1f} ms for {usual_bytes(w, h) / 1e6:.2g} MB"
             for (w, h), cost in self._known.items()
         ]
-        return f"{cores} cores; to decode a frame and fit it, measured here: {', '.join(shown[:3])}{' …' if len(shown) > 3 else ''}"
+        return f"{cores} cores; {what}, measured here: {', '.join(shown[:3])}{' …' if len(shown) > 3 else ''}"

@@ -27,7 +27,8 @@ class Arrival:
     at: float
     station: str
     nbytes: int
-    decode: float  #: seconds of a core until its row lies in frame memory
+    decode: float  #: seconds of a core until its rows lie in frame memory
+    rows: int = 1  #: the picture, or its tiles
 
 
 @dataclass(slots=True)
@@ -195,6 +196,7 @@ class _Play:
             i,
             _NETWORK,
             shape=model.shape,
+            rows=a.rows,
             row_bytes=model.row_bytes,
             deadline=a.at + self.allowed,
             fill_cost=a.decode,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outboard import resources
 from outboard.plan.machine import Host
 from outboard.repository import Input
+
+if TYPE_CHECKING:
+    from outboard.imaging.header import Header
+    from outboard.imaging.tiles import Tiling
 
 #: Seconds of the event loop for each frame before its admission, for each byte of it, and after its answer: the request, its header,
 #: the engine, the messages to threads and workers, the answer as JSON. The byte is measured (1,783 requests a second of 1.55 MB, 12,700
@@ -31,51 +37,59 @@ def host(cores: int = 0) -> Host:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """Seconds of a core from a JPEG of one size in pixels to a row in frame memory: `base` and `per_byte`."""
+    """Seconds of a core from a JPEG of one size in pixels to its rows in frame memory: `base` and `per_byte`."""
 
     base: float
     per_byte: float
+    rows: int = 1
 
     def seconds(self, nbytes: int) -> float:
         return self.base + self.per_byte * nbytes
 
 
-def measure(width: int, height: int, given: Input) -> DecodeCost:
-    """Decode and fit a made-up photograph of this size as the server would, on as many threads as there are cores, in two qualities."""
+def measure(width: int, height: int, given: Input, tiling: Tiling | None, most_tiles: int) -> DecodeCost:
+    """Decode and fit, or cut, a made-up photograph of this size as the server would, on as many threads as there are cores, in two
+    qualities. Raises Problem where it cannot be cut."""
     import simplejpeg
 
+    from outboard.imaging import tiles
     from outboard.imaging.decode import decode
     from outboard.imaging.fit import decode_size, fit
     from outboard.imaging.header import read_header
 
+    cut = tiles.plan(width, height, given, tiling, most_tiles) if tiling is not None else None
     pixels = photograph(width, height)
     points = []
     for quality in QUALITIES:
         body = simplejpeg.encode_jpeg(pixels, quality, "RGB", "420")
         header = read_header(body, max_pixels=width * height)
-        size = decode_size(header, given)
+        least = tiles.decode_size(cut, header, given) if cut is not None else decode_size(header, given)
 
-        def once(body: bytes = body, header: object = header, size: tuple[int, int] | None = size) -> None:
-            row = np.empty((given.size[1], given.size[0], 3), np.uint8)
-            fit(decode(body, header, min_size=size, background=given.background), header, given, row)
+        def once(body: bytes = body, header: Header = header, least: tuple[int, int] | None = least) -> None:
+            rows = np.empty((cut.rows if cut is not None else 1, given.size[1], given.size[0], 3), np.uint8)
+            decoded = decode(body, header, min_size=least, background=given.background)
+            if cut is not None:
+                tiles.cut(cut, decoded, header, given, rows)
+            else:
+                fit(decoded, header, given, rows[0])
 
         points.append((len(body), _busy_seconds(once, resources.cores())))
     (small, fast), (large, slow) = points
     per_byte = max(0.0, (slow - fast) / (large - small))
-    return DecodeCost(max(0.0, fast - per_byte * small), per_byte)
+    return DecodeCost(max(0.0, fast - per_byte * small), per_byte, cut.rows if cut is not None else 1)
 
 
 def _busy_seconds(work: Callable[[], None], threads: int) -> float:
-    """Seconds of `work` while so many threads do it: a quick one of several, as whatever else the machine does only adds to them."""
+    """Seconds of a core that `work` takes while so many threads do it: processor time, so that other programs do not count."""
     times: list[float] = []
 
     def repeat() -> None:
         work()  # pages and caches
         end, n = time.perf_counter() + BUDGET, 0
         while n < 3 or time.perf_counter() < end:
-            began = time.perf_counter()
+            began = time.thread_time()
             work()
-            times.append(time.perf_counter() - began)
+            times.append(time.thread_time() - began)
             n += 1
 
     running = [threading.Thread(target=repeat, name="measure") for _ in range(threads)]
@@ -83,7 +97,7 @@ def _busy_seconds(work: Callable[[], None], threads: int) -> float:
         thread.start()
     for thread in running:
         thread.join()
-    return sorted(times)[len(times) // 4]
+    return statistics.median(times)
 
 
 def photograph(width: int, height: int) -> np.ndarray:

@@ -52,7 +52,8 @@ class Demand:
     seed: int = 0
 
     def arrivals(self) -> list[Arrival]:
-        return [Arrival(f.t, f.station, f.bytes, self.decode[f.width, f.height].seconds(f.bytes)) for f in self.frames]
+        costs = [(f, self.decode[f.width, f.height]) for f in self.frames]
+        return [Arrival(f.t, f.station, f.bytes, cost.seconds(f.bytes), cost.rows) for f, cost in costs]
 
     def until(self, seconds: float) -> Demand:
         """Its beginning, to try things out with."""

@@ -6,10 +6,13 @@ import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from outboard import repository
 from outboard.repository import ModelSpec, Network
+
+if TYPE_CHECKING:
+    from outboard.imaging.tiles import Tiling
 
 T = TypeVar("T")
 
@@ -46,6 +49,17 @@ def size(source: str) -> tuple[int, int]:
     if not match or int(match[1]) < 1 or int(match[2]) < 1:
         raise Usage(f"--source is {source!r}, expected {', '.join(SOURCES)} or a size such as 2560x1440")
     return int(match[1]), int(match[2])
+
+
+def tiling(tile: str) -> Tiling | None:
+    """What `tile` of a request would be: auto, or the width of a tile in pixels; None: the whole picture is one row."""
+    if not tile:
+        return None
+    from outboard.imaging.tiles import LARGEST, SMALLEST, Tiling
+
+    if tile != "auto" and not (tile.isdecimal() and SMALLEST <= int(tile) <= LARGEST):
+        raise Usage(f"--tile is {tile!r}, expected auto or the width of a tile in pixels, {SMALLEST} to {LARGEST}")
+    return Tiling(size=0 if tile == "auto" else int(tile))
 
 
 def usual_bytes(width: int, height: int) -> int:
