@@ -97,7 +97,7 @@ class TorchBackend:
             return None
         if problem := os.environ.get(CACHE_PROBLEM):
             log.warning(
-                "%s stays eager: compiled code cannot be kept: %s. Set `cache` in outboard.toml or OUTBOARD_CACHE to a folder that can be",
+                "%s stays eager: compiled code cannot be kept: %s. Set `cache` in outboard.toml, or OUTBOARD_CACHE, to a writable folder",
                 self._network.key,
                 problem,
             )
