@@ -14,6 +14,8 @@ from outboard import __version__
 from outboard.devices import discovery
 from outboard.http import dashboard, health, listings, predict, problems
 from outboard.http.origin import OwnPagesOnly
+from outboard.oip import rest, routes
+from outboard.oip.service import Service
 from outboard.registry import Registry
 from outboard.runtime import Runtime
 from outboard.settings import Settings
@@ -27,11 +29,18 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     runtime = Runtime(settings)
     registry = Registry(runtime, settings.models)
     live = dashboard.Live(runtime, registry)
+    service = Service(runtime, registry)
+    v2 = rest.Rest(service)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         runtime.start()
-        background = [asyncio.create_task(work) for work in (_lag(), live.run(), _serve(runtime, registry, on_ready))]
+        works = [_lag(), live.run(), _serve(runtime, registry, on_ready)]
+        if settings.oip.grpc_port is not None:
+            from outboard.oip.grpc_server import GrpcServer  # grpc takes 20 MB and a thread: only where it is wanted
+
+            works.append(GrpcServer(service, settings.host, settings.oip.grpc_port).run())
+        background = [asyncio.create_task(work) for work in works]
         for task in background:
             task.add_done_callback(_complain)
         try:
@@ -50,11 +59,14 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     app.include_router(predict.router())
     app.include_router(listings.router(runtime, registry))
     app.include_router(health.router(runtime, registry))
+    app.include_router(routes.router())
     app.include_router(dashboard.router(live))
 
     async def outboard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and predict.model_of(scope["path"]):
             await predicting(scope, receive, send)
+        elif scope["type"] == "http" and rest.matches(scope["path"]):
+            await v2(scope, receive, send)
         else:
             await app(scope, receive, send)
 
