@@ -15,6 +15,8 @@ import typer
 from rich.console import Console
 
 from outboard import remote, tables
+from outboard.doctor.command import EXAMPLE as DOCTOR_EXAMPLE
+from outboard.doctor.command import doctor
 from outboard.plan.command import EXAMPLE as PLAN_EXAMPLE
 from outboard.plan.command import plan as plan_command
 from outboard.settings import Settings, SettingsError
@@ -144,7 +146,8 @@ def _welcome(settings: Settings, port: int, runtime: Runtime, registry: Registry
     tables.print_models(out, [model_entry(runtime, m) for _, m in sorted(registry.models.items())])
     out.print(f"Serving on {url} (documentation: {url}/docs). Try:\n", highlight=False)
     sample = settings.models.resolve().parent / ".cache" / "samples"
-    served = {name: m.serving.spec for name, m in sorted(registry.models.items()) if m.serving is not None}
+    serving = {name: m.serving.spec for name, m in sorted(registry.models.items()) if m.serving is not None}
+    served = {name: spec for name, spec in serving.items() if not spec.takes_tensors}
     # A photograph of a cat, for a model that has a word for what it sees where there is one.
     name = next((n for n, spec in served.items() if spec.toml.task == "detection" and len(spec.labels) > 1), next(iter(served), "MODEL"))
     photo = "chelsea.jpg"
@@ -215,6 +218,7 @@ def _check(directory: Path) -> list[dict[str, Any]]:
 
 
 app.command("plan", epilog=PLAN_EXAMPLE)(plan_command)
+app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor)
 
 Device = Annotated[str, typer.Argument(help="The device's id, such as sim:0 or cuda:0; `outboard devices` lists them.")]
 

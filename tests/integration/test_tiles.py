@@ -29,9 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models")
     graphs.write_model(folder, "blocks", graphs.every_block((640, 640)), graphs.toml("detection", "end2end", (640, 640)))
     graphs.write_model(folder, "small", graphs.every_block((320, 320)), graphs.toml("detection", "end2end", (320, 320)))
-    graphs.write_model(
-        folder, "rgb", graphs.channel_means((32, 32)), graphs.toml("tensor", "tensor", (32, 32), input='fit = "stretch"')
-    )
+    graphs.write_model(folder, "rgb", graphs.channel_means((32, 32)), graphs.toml("tensor", "tensor", (32, 32), input='fit = "stretch"'))
     shipped = ROOT / "models" / "yolov2_tiny"
     if (shipped / "yolov2_tiny.onnx").is_file():
         shutil.copytree(shipped, folder / "yolov2_tiny")
@@ -129,9 +127,7 @@ def test_tiles_are_for_detection(server: Server) -> None:
 def test_the_answer_of_tiles_can_be_drawn(server: Server) -> None:
     truth = (1000, 500, 1040, 540)
     body = png(blocks((1400, 900), truth))
-    response = server.client.post(
-        "/v1/models/small/predict", content=body, params={"tile": "auto"}, headers={"accept": "image/jpeg"}
-    )
+    response = server.client.post("/v1/models/small/predict", content=body, params={"tile": "auto"}, headers={"accept": "image/jpeg"})
     drawn = cv2.imdecode(np.frombuffer(response.content, np.uint8), cv2.IMREAD_COLOR)[..., ::-1].astype(int)
     assert drawn.shape == (900, 1400, 3)
     changed = np.abs(drawn - blocks((1400, 900), truth).astype(int)).max(axis=2) > 60

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from outboard.devices.thunderbolt import domain_of
+
 log = logging.getLogger(__name__)
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -80,16 +82,15 @@ def gpus(driver: Path = DRIVER, pci: Path = PCI) -> list[dict[str, object]]:
 
 def is_external(address: str, pci: Path = PCI) -> tuple[bool, str]:
     """Whether a PCI device sits outside the box. The kernel's `removable` is set only below ports that the firmware marks as
-    external-facing, so OCuLink reads as internal; a Thunderbolt controller among the ancestors says it otherwise."""
+    external-facing, so OCuLink reads as internal; a Thunderbolt or USB4 controller whose tunnel leads to it says it otherwise."""
     device = pci / address
     try:
         if (device / "removable").read_text().strip() == "removable":
             return True, "sysfs removable"
     except OSError:
         pass
-    for ancestor in device.resolve().parents:
-        if any(ancestor.glob("domain[0-9]*")):
-            return True, "a Thunderbolt domain above it"
+    if domain_of(address, pci) is not None:
+        return True, "behind a Thunderbolt or USB4 controller"
     return False, ""
 
 
