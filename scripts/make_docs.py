@@ -1,4 +1,4 @@
-"""Write the tables of the manual that come out of the code: docs/errors.md, docs/settings.md, docs/model-toml.md.
+"""Write the tables of the manual that come out of the code: docs/errors.md, docs/settings.md, docs/model-toml.md, docs/doctor.md.
 
 `python scripts/make_docs.py` writes them; a test fails when one of them is out of date.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from outboard import repository, settings
+from outboard.doctor.areas import CHECKS
 from outboard.problems import PROBLEMS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -95,7 +96,43 @@ def model_toml() -> str:
     return "\n".join(lines)
 
 
-PAGES = {"errors.md": errors, "settings.md": settings_table, "model-toml.md": model_toml}
+def doctor() -> str:
+    lines = [
+        "# outboard doctor",
+        "",
+        "Everything to check before you blame the software:",
+        "",
+        "```",
+        "outboard doctor",
+        "```",
+        "",
+        "It needs no server and no GPU, changes nothing, and asks the driver only in a process that it gives up after a while. Each finding",
+        "says what it is, why it matters and which command mends it. Lines that begin with `>` are there to be copied; those with `sudo`",
+        "need root. `--json` prints the same for programs, `--spool DIR` looks at a station's disk as well.",
+        "",
+        "| severity | means |",
+        "|---|---|",
+        "| problem | something does not work |",
+        "| warning | something works badly, or will fail |",
+        "| note | nothing is wrong, and one should know it |",
+        "",
+        "Exit code 0: no problem and no warning; 1: there is one; 2: wrong usage.",
+        "",
+        "What it believes, and what not: an idle PCIe link goes down to 2.5 GT/s, and the ports of a Thunderbolt or USB4 tunnel say 2.5 GT/s",
+        "x1 whatever passes through them, so a speed counts only while the card works, and measured bandwidth (`outboard profile`) counts",
+        "most. A card is external when the firmware says so (`removable`) or when a Thunderbolt or USB4 controller's tunnel leads to it;",
+        "OCuLink has no sign of its own.",
+        "",
+    ]
+    for area, checks in CHECKS.items():
+        lines += [f"## {area}", ""]
+        for check in checks:
+            lines += [f"### {check.name}", "", f"*{check.severity[0].upper()}{check.severity[1:]}.* {check.means} {check.why}", ""]
+            lines += ["```", *(re.sub(r"{(\w+)}", lambda name: name[1].upper(), step) for step in check.mend), "```", ""]
+    return "\n".join(lines)
+
+
+PAGES = {"errors.md": errors, "settings.md": settings_table, "model-toml.md": model_toml, "doctor.md": doctor}
 
 
 def main() -> None:
