@@ -239,7 +239,7 @@ def test_the_report_shows_each_card_with_its_cable_and_what_was_measured(tmp_pat
     assert "NVIDIA GeForce RTX (0000:22:00.0)" in text
     assert "external (sysfs removable): Acme eGPU Box 4, Thunderbolt 4 or USB4, 40 Gb/s" in text
     assert "PCIe 2.5 GT/s x4 now, 8 GT/s x4 possible" in text
-    assert "2.41 GB/s to it" in text and "31 of 170 W" in text and "driver 595.45.4" in text
+    assert "2.41 GB/s to it" in text and "31 of 170 W" in text and "driver 595.45.04" in text
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

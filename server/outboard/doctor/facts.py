@@ -62,6 +62,11 @@ def driver_version(machine: Machine) -> tuple[int, ...]:
     return ()
 
 
+def version_text(version: tuple[int, ...]) -> str:
+    """As NVIDIA writes it: 595.45.04."""
+    return ".".join(str(part) if i == 0 else f"{part:02d}" for i, part in enumerate(version))
+
+
 def _ask_nvml(machine: Machine) -> Nvml:
     """In a process of its own: NVML hangs on a lost GPU, and nobody waits for a process that is stuck in the kernel."""
     process = subprocess.Popen(machine.nvml, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

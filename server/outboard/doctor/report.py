@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from outboard.doctor.facts import Facts
+from outboard.doctor.facts import Facts, version_text
 from outboard.doctor.findings import SEVERITIES, Finding
 
 WIDTH = 80
@@ -27,7 +27,7 @@ def as_json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
             }
         )
     return {
-        "driver": ".".join(map(str, facts.driver)) or None,
+        "driver": version_text(facts.driver) or None,
         "cards": cards,
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "well": well(findings),
@@ -66,7 +66,7 @@ def _card(facts: Facts, card: Any) -> Iterator[str]:
         ]
         yield from _wrapped(", ".join(part for part in parts if part))
     if facts.driver:
-        yield from _wrapped(f"driver {'.'.join(map(str, facts.driver))}")
+        yield from _wrapped(f"driver {version_text(facts.driver)}")
 
 
 def _finding(finding: Finding) -> Iterator[str]:
