@@ -120,8 +120,8 @@ def doctor() -> str:
         "",
         "What it believes, and what not: an idle PCIe link goes down to 2.5 GT/s, and the ports of a Thunderbolt or USB4 tunnel say 2.5",
         "GT/s x1 whatever passes through them, so a speed counts only while the card works, and measured bandwidth (`outboard profile`)",
-        "counts most. A card is external when the firmware says so (`removable`) or when a Thunderbolt or USB4 controller's tunnel leads to",
-        "it; OCuLink has no sign of its own.",
+        "counts most. A card is external when the firmware says so (`removable`) or when a Thunderbolt or USB4 controller's tunnel leads",
+        "to it; OCuLink has no sign of its own.",
         "",
     ]
     for area, checks in CHECKS.items():
