@@ -91,12 +91,16 @@ class Viewer:
     def empty(self) -> bool:
         return not self._texts
 
+    def wake(self) -> None:
+        """Let `get` return now."""
+        self._news.set()
+
     def end(self) -> None:
         self.ended = True
         self._news.set()
 
     async def get(self, patience: float) -> list[tuple[str, int, bytes]]:
-        """(kind, seq, message) of what there is; nothing after `patience` seconds, or when the stream has ended."""
+        """(kind, seq, message) of what there is; nothing after `patience` seconds, when it is woken, or when the stream has ended."""
         if not self._texts and not self.ended:
             try:
                 async with asyncio.timeout(patience):

@@ -1,7 +1,8 @@
 """POST /v1/models/{model}/stream: frames as `multipart/x-mixed-replace`, outcomes as lines of JSON while they come.
 
-Full duplex: the answer begins with the first frame. A sender that does not read it (ffmpeg) is never held up: the lines that it does not
-take in time are missed, and said to be.
+A client that accepts `application/x-ndjson` by name gets them while it sends; the lines that it does not take in time are missed, and
+said to be. Any other gets them when its body has ended: ffmpeg never reads, and ends the connection with what it was sent unread. Then
+its kernel sends a reset and throws away the last frames.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from outboard.telemetry import metrics
 _BEFORE, _AFTER = ROUTE.split("{model}")
 #: Seconds that a sender may take to read the last lines.
 LAST_LINES = 30.0
+NDJSON = "application/x-ndjson"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -49,7 +51,8 @@ class IngestRoute:
             link = stream.attach(None)
             try:
                 with stream.watched() as viewer:
-                    await _Ingest(self._hub, stream, parts, viewer, receive, send).run()
+                    at_once = NDJSON in Headers(scope=scope).get("accept", "").lower()
+                    await _Ingest(self._hub, stream, parts, viewer, receive, send).run(at_once)
             finally:
                 stream.detach(link)
         except Problem as e:
@@ -89,23 +92,27 @@ class _Ingest:
         self._receive = receive
         self._send = send
         self._left = False
+        self._all_settled = False
         self._problem: Problem | None = None
 
-    async def run(self) -> None:
+    async def run(self, at_once: bool) -> None:
         """Raises Problem as long as nothing has been answered."""
         first = await self._next()
-        reading = asyncio.create_task(self._read(first))
-        writing = asyncio.create_task(self._write(reading))
+        tasks = [asyncio.create_task(self._read(first))]
         try:
-            await reading
+            if at_once:
+                tasks.append(asyncio.create_task(self._write()))
+            await tasks[0]
+            if not at_once:
+                tasks.append(asyncio.create_task(self._write()))
             async with asyncio.timeout(LAST_LINES):
-                await writing
+                await tasks[1]
         except TimeoutError:
             pass
         finally:
-            for task in (reading, writing):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     # ---------------------------------------------------------------- in
 
@@ -138,6 +145,8 @@ class _Ingest:
         while self._stream.books.waiting and not self._left:
             self._stream.news.clear()
             await self._stream.news.wait()
+        self._all_settled = True
+        self._viewer.wake()
 
     def _frame(self, part: Part) -> Frame:
         try:
@@ -148,18 +157,18 @@ class _Ingest:
 
     # ---------------------------------------------------------------- out
 
-    async def _write(self, reading: asyncio.Task[None]) -> None:
-        headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+    async def _write(self) -> None:
+        headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         stream, every = self._stream, self._hub.runtime.settings.streams.heartbeat
         await self._line({"type": "hello", "stream": stream.id, "policy": stream.asked.policy})
         await self._line({"type": "state", **stream.state})
-        while not (reading.done() and not stream.books.waiting and self._viewer.empty):
-            texts = await self._viewer.get(every if not reading.done() else 0.01)
+        while not (self._all_settled and self._viewer.empty):
+            texts = await self._viewer.get(every)
             if texts:
                 lines = b"".join([text + b"\n" for _, _, text in texts])
                 await self._send({"type": "http.response.body", "body": lines, "more_body": True})
-            elif not reading.done():
+            elif not self._all_settled:
                 await self._line({"type": "hb", "queue": stream.books.waiting})
         figures = stream.books.figures
         end: dict[str, Any] = {"type": "end", "received": figures.received, "answered": figures.answered, "dropped": dict(figures.dropped)}
@@ -189,7 +198,7 @@ def router() -> APIRouter:
                 for name in ("policy", "station", "max_age_ms")
             ],
         },
-        responses={200: {"content": {"application/x-ndjson": {}}, "description": "hello, then results and drops, one a line"}},
+        responses={200: {"content": {NDJSON: {}}, "description": "hello, then results and drops, one a line"}},
     )
     async def stream(request: Request, model: str) -> Response:
         """What `ffmpeg -f mpjpeg` and MJPEG cameras send (docs/stream-protocol.md). A WebSocket at the same address can do more."""

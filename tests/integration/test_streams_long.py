@@ -1,0 +1,180 @@
+"""Streams for a minute or more: stalls, cuts, overload, simulators. Each prints its figures (run with -s)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from websockets.asyncio.client import connect
+
+import graphs
+import tensor_graphs
+from integration.cable import cable
+from integration.pictures import encoded, scene
+from integration.serverkit import Server, serving
+from integration.streamkit import FRAMES, Station, address, bundle, now_us, running, stream_server
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+JPEG = encoded(scene(640, 480, 100, 100, 60))
+
+
+def share(values: list[float], of: float) -> float:
+    return sorted(values)[min(int(of * len(values)), len(values) - 1)]
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A device for 5 frames a second, one at a time, and the protocol's own pings."""
+    with stream_server(tmp_path_factory.mktemp("slow"), batch_ms=200) as server:
+        yield server
+
+
+async def test_live_stays_young_at_six_times_what_the_device_can_do(slow: Server) -> None:
+    """S04, S06: 30 frames a second for 60 s, a device for 5."""
+    station = Station(slow.url, "slow", policy="live", station="overload", window=10_000)
+    newest: list[float] = []  # at every moment, how old the newest answer is
+    with running(station):
+        began = asyncio.get_running_loop().time()
+        sent: dict[int, float] = {}
+        for seq in range(1, 1801):
+            await asyncio.sleep(max(0.0, began + seq / 30 - asyncio.get_running_loop().time()))
+            sent[seq] = time.time()
+            station.give(seq, JPEG)
+            if seq > 30:
+                answered = next((s for s in reversed(station.order) if station.outcomes[s]["type"] == "result"), None)
+                newest.append(time.time() - sent[answered] if answered else 60.0)
+        await station.finish(30)
+    kinds = station.kinds()
+    print(
+        f"\n1800 frames in 60 s: {dict(kinds)}; age of an answer when it comes: p50 {share(station.ages, 0.5) * 1e3:.0f} ms, p99 "
+        f"{share(station.ages, 0.99) * 1e3:.0f}, most {max(station.ages) * 1e3:.0f}; of the newest one at any moment: p50 "
+        f"{share(newest, 0.5) * 1e3:.0f}, p99 {share(newest, 0.99) * 1e3:.0f}, most {max(newest) * 1e3:.0f}"
+    )
+    assert kinds.total() == 1800 and station.order == list(range(1, 1801)) and set(kinds) == {"result", "superseded"}
+    assert kinds["result"] >= 240, "the device was left idle"
+    assert share(station.ages, 0.99) < 0.5
+
+
+async def test_cut_every_two_seconds_for_a_minute_every_frame_has_exactly_one_outcome(slow: Server) -> None:
+    """S07."""
+    with cable(slow.url) as line:
+        station = Station(line.url, "rgb", policy="lossless", station="cut")
+        with running(station):
+            began = asyncio.get_running_loop().time()
+            cuts = 0
+            for seq in range(1, 901):
+                await asyncio.sleep(max(0.0, began + seq / 15 - asyncio.get_running_loop().time()))
+                station.give(seq, JPEG)
+                if seq % 30 == 0:
+                    line.cut()
+                    cuts += 1
+            await station.finish(120)
+        entry = slow.client.get("/v1/streams/cut.rgb").json()
+    links = f"{station.links} links ({station.resumed} resumed)"
+    print(f"\n900 frames, {cuts} cuts, {links}, {station.repeats} outcomes told twice: {dict(station.kinds())}")
+    assert station.kinds() == {"result": 900} and station.order == list(range(1, 901)) and cuts == 30
+    assert station.links > 25 and station.resumed == station.links - 1
+    assert (entry["received"], entry["processed"], entry["dropped"]) == (900, 900, {})
+
+
+async def test_a_minute_of_work_in_flight_costs_no_link(tmp_path) -> None:
+    """S01, with the pings that killed the link there: one every 2 s, 2 s for its pong. 100 frames are in flight, the device needs 60 s."""
+    with stream_server(tmp_path / "models", batch_ms=600, streams_ping=2, streams_pong=2, streams_window=16) as server:
+        station = Station(server.url, "slow", policy="lossless", station="stalled", window=1000)
+        with running(station):
+            began = time.monotonic()
+            for seq in range(1, 101):
+                station.give(seq, JPEG)
+            await station.finish(180)
+            took = time.monotonic() - began
+    print(f"\n100 frames at once, {took:.1f} s of work: {station.links} link, closed {dict(station.codes)}, {dict(station.kinds())}")
+    assert station.kinds() == {"result": 100} and station.order == list(range(1, 101))
+    assert station.links == 1 and not station.codes and took > 55
+
+
+async def test_a_link_that_stalls_for_a_minute_survives(slow: Server) -> None:
+    """With 100 frames on the way, and the server's own pings."""
+    with cable(slow.url) as line:
+        station = Station(line.url, "rgb", policy="lossless", station="stalled", window=1000)
+        with running(station):
+            station.give(1, JPEG)
+            await station.finish(30)
+            line.stall()
+            for seq in range(2, 102):
+                station.give(seq, JPEG)
+            await asyncio.sleep(60)
+            assert len(station.order) == 1
+            line.flow()
+            await station.finish(60)
+    print(f"\n100 frames in a link that stalls for 60 s: {station.links} link, closed {dict(station.codes)}, {dict(station.kinds())}")
+    assert station.links == 1 and not station.codes and station.kinds() == {"result": 101}
+
+
+def simulator_models(folder) -> object:
+    """A picture model that takes 800x600 down to 64x64, and one that takes numbers."""
+    means = graphs.toml("tensor", "tensor", (64, 64), input='fit = "stretch"')
+    graphs.write_model(folder, "means", graphs.channel_means((64, 64)), means)
+    tensor_graphs.write(folder, "numbers", tensor_graphs.same("FP32", ["n", 6]))
+    return folder
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["JPEG", "pixels"])
+async def test_a_simulator_in_lock_step_at_60_hertz(tmp_path, raw: bool) -> None:
+    """Four cameras of 800x600 and an array each tick, one bundle at a time, on the CPU."""
+    rng = np.random.default_rng(7)
+    pictures = [scene(800, 600, int(rng.integers(0, 700)), 50, 60) for _ in range(4)]
+    about = {"type": "array", "dtype": "uint8", "shape": [600, 800, 3]} if raw else {"type": "image"}
+    cameras = {name: (about, p.tobytes() if raw else encoded(p, quality=85)) for name, p in zip("abcd", pictures, strict=True)}
+    array = {"type": "array", "dtype": "float32", "shape": [6], "model": "numbers"}
+    with serving(simulator_models(tmp_path / "models"), "--device", "cpu") as server:
+        query = {"policy": "lossless", "station": "simulator", "expect": "a,b,c,d,imu"}
+        async with connect(address(server.url, "means", **query), subprotocols=[FRAMES], max_size=None, compression=None) as link:
+            took: list[float] = []
+            late = 0
+            began = asyncio.get_running_loop().time()
+            for tick in range(1, 3601):
+                due = began + tick / 60
+                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+                late += asyncio.get_running_loop().time() > due + 1 / 60
+                values = np.full(6, tick, "<f4")
+                start = time.perf_counter()
+                await link.send(bundle(tick, cameras | {"imu": (array, values.tobytes())}))
+                while (answer := json.loads(await link.recv()))["type"] != "result":
+                    if answer["type"] == "hb":
+                        await link.send(json.dumps({"type": "hb", "at": answer["at"], "clock": now_us()}))
+                    assert answer["type"] in ("hello", "state", "hb"), answer
+                took.append(time.perf_counter() - start)
+                assert answer["seq"] == tick and answer["missing"] == []
+                assert answer["parts"]["imu"]["outputs"][0]["data"] == [tick] * 6
+            rate = 3600 / (asyncio.get_running_loop().time() - began)
+    print(
+        f"\n3600 ticks of 4 cameras 800x600 ({'pixels' if raw else 'JPEG'}) and an array: {rate:.1f} Hz, {late} ticks late; p50 "
+        f"{share(took, 0.5) * 1e3:.1f} ms, p99 {share(took, 0.99) * 1e3:.1f}, most {max(took) * 1e3:.0f}"
+    )
+    assert rate > 50
+
+
+async def test_an_unplug_and_replug_in_a_minute_of_lossless_frames(slow: Server) -> None:
+    """4 frames a second; the cable is out for 15 s; the link is cut in the middle of that, too."""
+    with cable(slow.url) as line:
+        station = Station(line.url, "rgb", policy="lossless", station="both")
+        with running(station):
+            for seq in range(1, 241):
+                station.give(seq, JPEG)
+                await asyncio.sleep(0.25)
+                if seq == 60:
+                    await asyncio.to_thread(slow.client.post, "/v1/devices/sim:0/fault", json={"fault": "unplug"})
+                if seq == 90:
+                    line.cut()
+                if seq == 120:
+                    await asyncio.to_thread(slow.client.post, "/v1/devices/sim:0/fault", json={"fault": "replug"})
+            await station.finish(60)
+    devices = [station.outcomes[seq]["device"] for seq in station.order]
+    changes = [device for i, device in enumerate(devices) if i == 0 or devices[i - 1] != device]
+    print(f"\n240 frames: {dict(station.kinds())}, devices {changes}, {station.links} links, oldest answer {max(station.ages):.2f} s")
+    assert station.kinds() == {"result": 240} and station.order == list(range(1, 241))
+    assert changes[0] == changes[-1] == "sim:0" and "cpu" in changes and station.links == 2
