@@ -4,8 +4,8 @@ Rules
 -----
 * Every frame that was registered gets exactly one outcome, and outcomes are handed on in the order of the frames.
 * The first outcome of a frame counts. Another one for it (the server sends again what was not acknowledged) is counted and discarded.
-* A frame is queued, then in flight, then settled. When the link breaks, what is in flight is queued again; when the server says on the
-  next link which frames it has received in this session, those are in flight again without being sent.
+* A frame is queued, then in flight, then settled. When the link breaks, nobody knows whether what is in flight has arrived. The server
+  says so on the next link: what it has stays in flight, the rest is queued again. In a new session it has nothing.
 * Policy `live` keeps one queued frame, the newest: what it displaces is dropped here. `lossless` drops nothing.
 
 An outcome may come before its frame is registered: a station that was restarted resumes its session, and the server sends the outcomes
@@ -32,6 +32,7 @@ class Ledger:
         self.live = live
         self.last = after  #: the highest seq registered
         self.held = after  #: the caller has the outcomes up to here
+        self.acknowledged = after  #: the last of these that came from the server, which knows nothing of frames dropped here
         self.registered = 0
         self.answered = 0
         self.dropped: Counter[str] = Counter()
@@ -40,6 +41,8 @@ class Ledger:
         self._frames: dict[int, Frame] = {}  # registered, without an outcome
         self._queue: deque[int] = deque()  # of those, the ones to send
         self._outcomes: dict[int, Outcome] = {}  # not handed on
+        self._theirs: deque[int] = deque()  # handed on, not held yet, from the server's present session
+        self._foreign: set[int] = set()  # outcomes of an earlier one
         self.nbytes = 0  #: of the encoded images among them
 
     @property
@@ -111,26 +114,34 @@ class Ledger:
             self._count(outcome)
         return True
 
-    def link_lost(self) -> None:
-        """What is in flight has to be sent again, unless the server says that it has it."""
-        self._queue = deque(self._frames)
-
-    def link_up(self, received: int) -> None:
-        """A new link: the server has the frames up to `received` in this session (0: the session is a new one)."""
-        while self._queue and self._queue[0] <= received:
-            self._queue.popleft()
+    def link_up(self, received: int, *, resumed: bool) -> None:
+        """A new link. `resumed`: the server goes on with the session, in which it has the frames up to `received`."""
+        if not resumed:
+            # What the last session told is none of this one's business.
+            self.acknowledged = 0
+            self._theirs.clear()
+            self._foreign = set(self._outcomes)
+        waiting = set(self._queue)
+        lost = [seq for seq in self._frames if seq not in waiting and not (resumed and seq <= received)]
+        queued = [seq for seq in self._queue if not (resumed and seq <= received)]  # a restarted station: its server has them already
+        self._queue = deque([*lost, *queued])
         if self.live:
-            self._only_newest(LINK_LOST)
+            self._only_newest(LINK_LOST if lost else NEWER)
 
     def pop(self) -> Outcome | None:
         """The next outcome in the frames' order, if it is there."""
         if not self._order or self._order[0] not in self._outcomes:
             return None
-        return self._outcomes.pop(self._order.popleft())
+        outcome = self._outcomes.pop(self._order.popleft())
+        if outcome.seq not in self._foreign and not (isinstance(outcome, Drop) and outcome.here):
+            self._theirs.append(outcome.seq)
+        return outcome
 
     def keep(self, seq: int) -> None:
-        """The caller has what `pop` gave it, and need not get it again."""
+        """The caller has what `pop` gave it up to `seq`, and need not get it again."""
         self.held = max(self.held, seq)
+        while self._theirs and self._theirs[0] <= seq:
+            self.acknowledged = self._theirs.popleft()
 
     def _only_newest(self, reason: str) -> None:
         while len(self._queue) > 1:

@@ -267,7 +267,6 @@ class FrameStream:
                 lost_at = time.monotonic()
                 self._figures.connected = False
             self._closed[why] += 1
-            self._ledger.link_lost()
             self.uplink.cut()
             self._notify()
             pause = max(at_least, self._backoff.next())
@@ -280,7 +279,7 @@ class FrameStream:
         """One connection, from its handshake to its end. Returns never: raises what ended it."""
         query = dict(self._query)
         if self.session:
-            query |= {"session": self.session, "after": str(self._ledger.held)}
+            query |= {"session": self.session, "after": str(self._ledger.acknowledged)}
         async with connect(
             f"{self._url}?{urlencode(query)}",
             subprotocols=[wire.SUBPROTOCOL],  # type: ignore[list-item]
@@ -310,7 +309,7 @@ class FrameStream:
         self._figures.connected = True
         self._figures.links += 1
         self._figures.resumed += hello.resumed
-        self._ledger.link_up(hello.last if hello.resumed else 0)
+        self._ledger.link_up(hello.last, resumed=hello.resumed)
         if self._too_big and (taken := self._ledger.take()):
             # The first that the server does not have is what it closed the link for; sent again, it would do so for ever.
             self._settle(Drop(taken[0], TOO_LARGE, self._too_big, here=True))
@@ -332,7 +331,7 @@ class FrameStream:
         """The last word of a stream that ends: what is held, and that the rest is not wanted any more."""
         with contextlib.suppress(ConnectionClosed, TimeoutError):
             async with asyncio.timeout(1.0):
-                await link.send(wire.ack(self._ledger.held))
+                await link.send(wire.ack(self._ledger.acknowledged))
                 if not self._durable:
                     await link.send(wire.STOP)
 
@@ -406,12 +405,12 @@ class FrameStream:
         return new
 
     async def _acknowledge(self, link: ClientConnection) -> None:
-        told = self._ledger.held
+        told = self._ledger.acknowledged
         while True:
-            while self._ledger.held == told:
+            while self._ledger.acknowledged == told:
                 await self._change()
             await asyncio.sleep(_ACK_SECONDS)
-            told = self._ledger.held
+            told = self._ledger.acknowledged
             await link.send(wire.ack(told))
 
 

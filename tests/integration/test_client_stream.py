@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import graphs
-from integration.linkproxy import linked
+from failing_link import linked
 from integration.pictures import encoded, scene
 from integration.serverkit import Server, serving
 from outboard_client import Backoff, Bundle, BundleResult, Drop, Frame, FrameStream, Part, Problem, Result, StreamLost, Uplink
@@ -163,6 +163,20 @@ async def test_over_a_link_that_is_cut_again_and_again_every_frame_is_answered_o
     balanced(stream, outcomes, 400)
     assert all(isinstance(o, Result) and right(o) for o in outcomes)
     assert stream.figures.links > 5 and stream.figures.resumed >= stream.figures.links - 2
+
+
+async def test_a_live_stream_is_resumed_too(server: Server) -> None:
+    async with linked(server.url) as (link, url):
+        stream = FrameStream(FINDER, url, backoff=quick())
+        running = asyncio.create_task(collect(stream, numbered(150, fps=50)))
+        for links in range(1, 4):
+            await until(lambda: stream.figures.links == links and stream.figures.connected)  # noqa: B023
+            await asyncio.sleep(0.4)
+            link.cut()
+        outcomes = await running
+    balanced(stream, outcomes, 150)
+    assert all(right(o) for o in outcomes if isinstance(o, Result)) and stream.figures.answered > 50
+    assert stream.figures.resumed == stream.figures.links - 1 >= 3
 
 
 @pytest.mark.long

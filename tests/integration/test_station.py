@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import graphs
-from integration.linkproxy import linked
+from failing_link import linked
 from integration.pictures import encoded, scene
 from integration.serverkit import Server, serving
 

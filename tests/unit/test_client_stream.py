@@ -65,8 +65,7 @@ def test_after_a_lost_link_only_what_the_server_lacks_is_sent_again() -> None:
     for _ in range(5):
         ledger.take()
     ledger.settle(Result(1, ANSWER, 0))
-    ledger.link_lost()
-    ledger.link_up(3)
+    ledger.link_up(3, resumed=True)
     assert ledger.in_flight == 2, "2 and 3 are at the server"
     assert sent(ledger) == [4, 5, 6]
 
@@ -76,8 +75,7 @@ def test_with_a_new_session_everything_without_an_outcome_is_sent_again() -> Non
     frames(ledger, 4)
     sent(ledger)
     ledger.settle(Result(2, ANSWER, 0))
-    ledger.link_lost()
-    ledger.link_up(0)
+    ledger.link_up(0, resumed=False)
     assert sent(ledger) == [1, 3, 4]
 
 
@@ -85,13 +83,26 @@ def test_live_keeps_the_newest_and_says_what_became_of_the_others() -> None:
     ledger = Ledger(live=True)
     frames(ledger, 5)
     assert ledger.dropped == {NEWER: 4} and sent(ledger) == [5]
-    ledger.link_lost()
-    assert frames(ledger, 1) == [6]
-    ledger.link_lost()
-    ledger.link_up(0)
-    assert sent(ledger) == [6] and ledger.dropped[NEWER] + ledger.dropped[LINK_LOST] == 5
+    assert frames(ledger, 1) == [6] and ledger.dropped == {NEWER: 4}, "5 may be at the server: its outcome is not ours to make"
+    ledger.link_up(4, resumed=True)
+    assert sent(ledger) == [6] and ledger.dropped == {NEWER: 4, LINK_LOST: 1}
+    ledger.link_up(6, resumed=True)
+    assert sent(ledger) == [] and ledger.in_flight == 1
     ledger.settle(Result(6, ANSWER, 0))
     assert given_out(ledger) == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_server_is_told_of_its_own_outcomes_only() -> None:
+    """It refuses to resume after a seq that it never saw."""
+    ledger = Ledger(live=True)
+    frames(ledger, 2)
+    sent(ledger)
+    ledger.settle(Result(2, ANSWER, 0))
+    frames(ledger, 3)
+    assert given_out(ledger) == [1, 2, 3, 4] and (ledger.held, ledger.acknowledged) == (4, 2)
+    sent(ledger)
+    ledger.settle(Drop(5, "superseded"))
+    assert given_out(ledger) == [5] and ledger.acknowledged == 5
 
 
 def test_outcomes_may_come_before_their_frames_are_read_from_the_spool_again() -> None:
@@ -125,10 +136,17 @@ def test_the_bytes_that_are_held_are_known() -> None:
 )
 def test_whatever_happens_each_frame_has_one_outcome_in_order(live: bool, steps: list[str], rng) -> None:
     """Against a server that does what docs/stream-protocol.md says, over links that lose what was sent last."""
-    ledger = Ledger(live=live)
     server: dict[int, str | None] = {}  # seq received in this session -> outcome
     path: list[int] = []  # on the way, not received
     given: list[int] = []
+
+    class Watched(Ledger):
+        def settle(self, outcome) -> bool:
+            if isinstance(outcome, Drop) and outcome.here:
+                assert outcome.seq not in server and outcome.seq not in path, "the server has it, or may have it"
+            return super().settle(outcome)
+
+    ledger = Watched(live=live)
 
     def deliver(seq: int) -> None:
         kind = server[seq]
@@ -143,11 +161,11 @@ def test_whatever_happens_each_frame_has_one_outcome_in_order(live: bool, steps:
             for seq in path[: rng.randint(0, len(path))]:  # the rest is lost with the link
                 server[seq] = None
             path.clear()
-            ledger.link_lost()
             if step == "new session":
                 server = {}
-            ledger.link_up(max(server, default=0))
-            for seq in [s for s, kind in server.items() if kind and s > ledger.held]:
+            assert ledger.acknowledged <= max(server, default=0) or step == "new session", "it would not be resumed"
+            ledger.link_up(max(server, default=0), resumed=step == "cut")
+            for seq in [s for s, kind in server.items() if kind and s > ledger.acknowledged]:
                 deliver(seq)
         elif step in ("answer", "drop"):
             for seq in path:
@@ -170,6 +188,7 @@ def test_whatever_happens_each_frame_has_one_outcome_in_order(live: bool, steps:
                     server[seq] = "answer"
                     deliver(seq)
             given += given_out(ledger)
+        assert all(ledger.dropped[reason] == 0 or live for reason in (NEWER, LINK_LOST))
         assert ledger.registered == ledger.answered + ledger.dropped.total() + ledger.unsettled
     assert given == list(range(1, ledger.registered + 1))
     if not live:
