@@ -24,7 +24,7 @@ from outboard.core.failback import FailbackPolicy
 from outboard.core.state import ANYBODY, Network, Sender, Shape
 from outboard.devices import presence, probe, protocol
 from outboard.devices.rows import row_bytes as bytes_of_row
-from outboard.devices.simulated import EXIT_UNPLUGGED, FAULTS, LASTING_FAULTS, PHASED_FAULTS, PHASES
+from outboard.devices.simulated import EXIT_UNPLUGGED, FAULTS, LASTING_FAULTS, PHASED_FAULTS, PHASES, memory_taken
 from outboard.devices.slab import Slab
 from outboard.devices.supervisor import Supervisor, Worker
 from outboard.problems import Problem
@@ -144,6 +144,7 @@ class Runtime:
             EngineConfig(
                 slab_bytes=self.slab.size,
                 fill_slots=self.decode_threads,
+                headroom=settings.devices.headroom,
                 failback=FailbackPolicy(
                     first_retry=fb.first_retry,
                     max_retry=fb.max_retry,
@@ -211,8 +212,9 @@ class Runtime:
         entry = self.devices[device]
         if entry.kind != "sim":
             raise Problem("conflict", f"{device} is a real device: faults are played on simulated ones only (--device sim:thunderbolt4)")
-        if fault not in FAULTS:
-            raise Problem("bad_option", f"fault is {fault[:40]!r}, expected one of {', '.join(FAULTS)}")
+        if fault not in FAULTS and memory_taken(fault) is None:
+            expected = f"one of {', '.join(FAULTS)}, or vram=SIZE: another program takes so much of the card's memory"
+            raise Problem("bad_option", f"fault is {fault[:40]!r}, expected {expected}")
         if phase:
             self._fault_later(entry, fault, phase)
             return
@@ -399,6 +401,8 @@ class Runtime:
                     self.networks[batch.network].statistics.executed(len(batch.rows), message.seconds)
                 worker.freed.append(message.batch)
                 seconds = message.seconds if self.engine.devices[device].parallel else message.own
+                if batch is not None:
+                    metrics.predicted(device, batch.network.rpartition("@")[0], batch.cost, seconds)
                 self.engine.batch_done(now, device, generation, message.batch, seconds)
             case protocol.Failed():
                 log.warning("%s: a batch failed (%s): %s", device, message.kind, message.message)
@@ -408,13 +412,17 @@ class Runtime:
                 self.devices[device].memory_free = message.memory_free
                 _compare_power(self.devices[device], message.power_limit_w)
                 self.engine.hello(now, device, generation)
+                self.engine.device_memory(now, device, generation, message.memory_total, message.memory_free)
             case protocol.Loaded():
                 self._on_loaded(now, worker, message)
             case protocol.LoadFailed():
                 self._load_failed(device, generation, message)
             case protocol.Pong():
-                self.devices[device].memory_free = message.memory_free
+                entry = self.devices[device]
+                entry.memory_free = message.memory_free
                 self.engine.heard(now, device, generation)
+                total = entry.hello.memory_total if entry.hello else 0
+                self.engine.device_memory(now, device, generation, total, message.memory_free, message.memory_held)
         self._act()
 
     def _on_loaded(self, now: float, worker: Worker, message: protocol.Loaded) -> None:
@@ -443,7 +451,8 @@ class Runtime:
         if message.kind == "answers" and member is not None and self._proved_before(member, device):
             self.engine.golden_checked(self.now(), device, generation, network, False, why)
         else:
-            self.engine.load_failed(self.now(), device, generation, network, why, sticky=message.kind == "sticky")
+            sticky, oom = message.kind == "sticky", message.kind == "oom"
+            self.engine.load_failed(self.now(), device, generation, network, why, sticky=sticky, oom=oom)
         self._tell(network)
 
     def _tell(self, network: str) -> None:
@@ -541,6 +550,8 @@ class Runtime:
                 metrics.device_state(command.device, command.state, self.engine.devices[command.device].history.total)
                 for callback in self.on_state:
                     callback(command.device, command.state, command.why)
+            case c.Starved():
+                log.warning("%s has no memory for %s: others serve it (%s)", command.device, command.network, command.why)
             case c.Retired():
                 self.networks.pop(command.network, None)
 

@@ -59,6 +59,13 @@ class Http(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origins: tuple[str, ...] = ()  #: web pages elsewhere that may use it from a browser, such as "https://lab.example"; "*": any
 
 
+class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of a device the server uses (docs/tuning.md). Sizes take a number of bytes or "512MiB"."""
+
+    headroom: int = 512 * MIB  #: of a card's memory, left to the desktop and other programs; never more than an eighth of it
+    spill_over: bool = True  #: the CPU takes frames too while accelerators are so busy that it answers them earlier
+
+
 class Oip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The Open Inference Protocol (docs/triton-clients.md)."""
 
@@ -97,6 +104,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failback: Failback = Failback()
     http: Http = Http()
     streams: Streams = Streams()
+    devices: Devices = Devices()
     oip: Oip = Oip()
 
 
@@ -176,7 +184,11 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 def _convert(merged: dict[str, Any], where: str) -> Settings:
     try:
-        for table, keys in (("limits", ("body", "message", "frame_memory", "head")), ("streams", ("window_bytes", "kept_bytes"))):
+        for table, keys in (
+            ("limits", ("body", "message", "frame_memory", "head")),
+            ("streams", ("window_bytes", "kept_bytes")),
+            ("devices", ("headroom",)),
+        ):
             if isinstance(given := merged.get(table), dict):
                 for key in keys:
                     if isinstance(given.get(key), str):

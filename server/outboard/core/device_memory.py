@@ -51,3 +51,10 @@ class DeviceMemory:
     def for_batches(self, running: int = 0) -> int:
         """Bytes that another batch may take beside those that need `running` bytes."""
         return self.free + self.held - self.headroom - running
+
+    def describe(self) -> str:
+        """For people."""
+        if not self.total:
+            return "how much is free is unknown"
+        free, total, headroom = (n >> 20 for n in (self.free + self.held, self.total, self.headroom))
+        return f"{free} MiB of {total} MiB are free, {headroom} MiB of them left to other programs ([devices] headroom)"

@@ -527,11 +527,14 @@ class Engine:
         assert len(rows) <= self._cap(device, network), (len(rows), self._cap(device, network))
         self._batches += 1
         costs = device.networks[network].costs
-        expected = costs.expected(len(rows)) if costs else 0.0
+        alone = not device.running
+        expected = 0.0
+        if costs:
+            expected = costs.latency(len(rows)) if alone else costs.expected(len(rows))
         # A pipeline's batch waits for those before it. Their own costs are added up: what is left of their expected ends would carry every
         # overestimate on to the next batch for as long as the pipeline is full (seen: 30 ms expected in 546).
         ahead = 0.0 if device.parallel else sum(b.cost for b in device.running.values())
-        batch = Batch(self._batches, device.id, device.generation, network, rows, now, expected, expected + ahead)
+        batch = Batch(self._batches, device.id, device.generation, network, rows, now, alone, expected, expected + ahead)
         device.running[batch.id] = batch
         for f, _ in rows:
             f.batches += 1
@@ -676,7 +679,7 @@ class Engine:
         d.failures = 0
         entry = d.networks.get(b.network)
         if entry is not None and entry.costs is not None:
-            entry.costs.observe(len(b.rows), seconds)
+            entry.costs.observe(len(b.rows), seconds, b.alone)
         degraded = d.kind in ("cpu", ISOLATION) and (self.degraded() or self._displaced(b.network))
         for index, (f, row) in enumerate(b.rows):
             if not f.finished and row in f.waiting:

@@ -87,6 +87,7 @@ class Batch:
     network: str
     rows: list[tuple[Frame, int]]
     sent: float
+    alone: bool  #: the device had no other batch when it was sent
     cost: float  #: expected seconds of the batch by itself
     expected: float  #: seconds from `sent` to its end: a pipeline runs those before it first
     overdue: bool = False  #: its rows were queued again elsewhere; a late answer may still win

@@ -98,4 +98,13 @@ def parse(spec: str) -> SimSpec:
 
 
 def _is_fault(fault: str, phase: str) -> bool:
-    return phase in PHASES and fault in PHASED_FAULTS if phase else fault in WORKER_FAULTS
+    return phase in PHASES and fault in PHASED_FAULTS if phase else fault in WORKER_FAULTS or memory_taken(fault) is not None
+
+
+def memory_taken(fault: str) -> int | None:
+    """Of the fault "vram=SIZE", the bytes of the card's memory that another program takes; None: it is no such fault."""
+    key, _, value = fault.partition("=")
+    try:
+        return size(value) if key == "vram" else None
+    except ValueError:
+        return None

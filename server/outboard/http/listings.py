@@ -95,12 +95,18 @@ def device_entry(runtime: Runtime, device: str) -> dict[str, Any]:
         "memory": {
             "total_bytes": hello.memory_total or None if hello else None,
             "free_bytes": known.memory_free or None,
-            "headroom_bytes": None,
+            "headroom_bytes": state.memory.headroom or None,
         },
         "losses": state.history.total,
         "last_loss": {"at": _iso(runtime, last[0]), "why": last[1]} if last else None,
         "batches": {
-            n.rpartition("@")[0]: {"most_rows": runtime.engine._cap(state, n), "seconds": entry.costs.table()}
+            n.rpartition("@")[0]: {
+                "state": entry.state,
+                "why": entry.why or None,
+                "most_rows": runtime.engine._cap(state, n) if entry.costs else None,
+                "seconds": entry.costs.table() if entry.costs else [],
+                "memory_bytes": {"fixed": entry.need.fixed, "per_row": entry.need.per_row} if entry.need else None,
+            }
             for n, entry in state.networks.items()
         },
     }
@@ -148,14 +154,14 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
 
     @routes.post("/v1/devices/{device}/fault", tags=["devices"], summary="Play a fault on a simulated device", openapi_extra=_FAULT_DOCS)
     async def fault(device: str, request: Request) -> Response:
+        with bodies.reserved(runtime) as taken:
+            body = await bodies.read(request.headers, request.receive, runtime, taken)
         try:
             asked = msgspec.json.decode(body, type=_Fault)
         except msgspec.MsgspecError as e:
             raise Problem("bad_option", f'{e}; expected {{"fault": F}}, F one of {", ".join(FAULTS)}, and perhaps "phase"') from e
         runtime.fault(known(device), asked.fault, asked.phase)
         return _json(device_entry(runtime, device) | {"fault": asked.fault, "phase": asked.phase or None})
-        with bodies.reserved(runtime) as taken:
-            body = await bodies.read(request.headers, request.receive, runtime, taken)
 
     @routes.post("/v1/devices/{device}/eject", tags=["devices"], summary="Hand the device's work over and let go of it")
     async def eject(device: str) -> Response:

@@ -19,6 +19,15 @@ _batches = Histogram(
 _link = Counter(
     "outboard_link_bytes", "Bytes of rows (h2d) and answers (d2h) over a device's link", ["device", "direction"], registry=REGISTRY
 )
+_ratio = Histogram(
+    "outboard_batch_seconds_ratio",
+    "What batches took, as a multiple of what was predicted",
+    ["device", "model"],
+    buckets=(0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4),
+    registry=REGISTRY,
+)
+_predicted = Counter("outboard_batch_predicted_seconds", "What batches should have taken", ["device", "model"], registry=REGISTRY)
+_observed = Counter("outboard_batch_observed_seconds", "What they took", ["device", "model"], registry=REGISTRY)
 _state = Gauge("outboard_device_state", "1 for the state that the device is in", ["device", "state"], registry=REGISTRY)
 _counted_losses: dict[str, int] = {}
 _lost = Counter("outboard_device_lost", "Times that a device was lost", ["device"], registry=REGISTRY)
@@ -39,6 +48,7 @@ loop_lag = Gauge("outboard_loop_lag_seconds", "How late the event loop ran its l
 _frame_child = lru_cache(4096)(lambda model, device, outcome: _frames.labels(model, device, outcome))
 _batch_child = lru_cache(1024)(lambda device, model: _batches.labels(device, model))
 _link_child = lru_cache(256)(lambda device, direction: _link.labels(device, direction))
+_prediction_children = lru_cache(1024)(lambda device, model: [m.labels(device, model) for m in (_ratio, _predicted, _observed)])
 _request_child = lru_cache(1024)(lambda route, status: _requests.labels(route, status))
 _seconds_child = lru_cache(256)(lambda route: _seconds.labels(route))
 
@@ -50,6 +60,15 @@ def frame(network: str, device: str, outcome: str) -> None:
 
 def batch(device: str, model: str, rows: int) -> None:
     _batch_child(device, model).observe(rows)
+
+
+def predicted(device: str, model: str, expected: float, seconds: float) -> None:
+    """A batch of which `expected` seconds were predicted has taken `seconds`."""
+    if expected > 0:
+        ratio, should, did = _prediction_children(device, model)
+        ratio.observe(seconds / expected)
+        should.inc(expected)
+        did.inc(seconds)
 
 
 def link(device: str, direction: str, nbytes: int) -> None:

@@ -48,6 +48,12 @@ class Device:
     def memory_free(self) -> int:
         return 0
 
+    def load(self, nbytes: int) -> None:
+        """Before a network with weights of so many bytes is loaded: a modelled memory takes them, or raises as a full one does."""
+
+    def unload(self, nbytes: int) -> None:
+        """After it is gone."""
+
     def memory_held(self) -> int:
         """The part of what is not free that batches use and will use again."""
         return 0

@@ -168,8 +168,8 @@ class Worker:
             item = items.get()
             if isinstance(item, Load):
                 self._load(item)
-            else:
-                self._networks.pop((item.model, item.version), None)  # running batches hold it until they are done
+            elif (gone := self._networks.pop((item.model, item.version), None)) is not None:  # running batches hold it until they are done
+                self._device.unload(gone.weights_bytes)
             with self._progress:
                 self._loading -= 1
                 if self._loading:
@@ -189,7 +189,11 @@ class Worker:
             with quiet.loading(self._cache) if known else quiet.measuring(self._cache):
                 network = self._open(load)
                 opened = True
-                loaded = self._prove(load, network, key, known)
+                try:
+                    loaded = self._prove(load, network, key, known)
+                except Exception:
+                    self._device.unload(network.weights_bytes)
+                    raise
             self._networks[load.model, load.version] = network
             self._send(loaded)
             with self._progress:
@@ -223,7 +227,16 @@ class Worker:
             )
         if load.part not in spec.networks:
             raise ModelProblem(load.directory, "part", f"one of {sorted(spec.networks)}", repr(load.part))
-        return networks.load(spec, load.part, self._device, self._start.threads)
+        weights, before = spec.networks[load.part].file.stat().st_size, self._device.memory_free()
+        self._device.load(weights)
+        try:
+            network = networks.load(spec, load.part, self._device, self._start.threads)
+        except Exception:
+            self._device.unload(weights)
+            raise
+        network.weights_bytes = weights
+        network.memory_bytes = max(0, before - self._device.memory_free())
+        return network
 
     def _key(self, load: Load, provider: str) -> profiles.Key:
         library = "torch" if load.backend == "torch" else "onnxruntime-gpu"
@@ -286,6 +299,7 @@ class Worker:
             key = self._key(load, backend.provider)
             known = None if load.anew else self._profile(key)
             faster = LoadedNetwork(network.spec, network.network, backend, self._device, network.memory_bytes)
+            faster.weights_bytes = network.weights_bytes
             if network.fixed_rows == 1:
                 faster.run_singly()
             if difference := measure.difference(faster, network):

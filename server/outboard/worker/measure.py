@@ -13,6 +13,7 @@ import numpy as np
 from outboard.core.costs import BatchCost
 from outboard.core.costs import Costs as CostModel
 from outboard.repository import ModelProblem
+from outboard.worker.errors import classify
 from outboard.worker.networks import LoadedNetwork
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,8 @@ SIZE_BUDGET_S = 0.1  #: and on one batch size; each is run three times in any ca
 LONG_BATCH_S = 0.4  #: above this no larger batch is tried
 SLOW_S = 0.2  #: above this a batch is run as rarely as a judgement allows: the server is waiting to be ready
 
+#: Where a larger batch answers fewer rows a second than this share of the best, none larger still is tried.
+FALLING = 0.85
 #: A stored profile that says this many times as long as a batch takes now was measured on a machine that was busy.
 STALE = 2.0
 
@@ -156,6 +159,7 @@ def cost_table(
     out-of-memory shows the limit.
     """
     device = network.device
+    busy = _busy_seconds if device.parallel else _interval_seconds
     alone = {} if device.parallel else _alone(network, batch, budget_s)
     measured: Costs = []
     deadline = time.perf_counter() + budget_s
@@ -163,17 +167,22 @@ def cost_table(
         run = batch(rows)
         budget = min(SIZE_BUDGET_S, max(0.0, deadline - time.perf_counter()) / 3)
         try:
-            seconds = _busy_seconds(run, slots, budget) if device.parallel else _interval_seconds(run, slots, budget)
+            seconds = busy(run, slots, budget)
+            if measured and rows / seconds < FALLING * max(c.rows / c.seconds for c in measured):
+                seconds = min(seconds, busy(run, slots, budget))  # once more: something else may have run in between
         except Exception as e:
-            if not measured:
+            if rows in alone and classify(e) == "oom":
+                seconds = alone[rows][0]  # one fits, two at once do not: it never has company
+            elif measured:
+                log.warning("%s: batches of %d and more are not used: %s", network.network.key, rows, e)
+                break
+            else:
                 raise
-            log.warning("%s: batches of %d and more are not used: %s", network.network.key, rows, e)
-            break
         quiet, memory = alone.get(rows, (seconds, 0))
         upload = min(device.link.upload(rows * row_bytes), quiet) if device.link else 0.0
         measured.append(BatchCost(rows, seconds, quiet, upload, memory))
         best = max(c.rows / c.seconds for c in measured)
-        if seconds > LONG_BATCH_S or rows / seconds < 0.85 * best or time.perf_counter() > deadline:
+        if seconds > LONG_BATCH_S or rows / seconds < FALLING * best or time.perf_counter() > deadline:
             break
     return measured
 

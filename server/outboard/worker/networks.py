@@ -44,6 +44,7 @@ class LoadedNetwork:
     def __init__(self, spec: ModelSpec, network: Network, backend: Backend, device: Device, memory_bytes: int = 0):
         self.spec, self.network, self.backend, self.device = spec, network, backend, device
         self.memory_bytes = memory_bytes
+        self.weights_bytes = 0  #: of its file
         self.kept_bytes = 0  #: what its batches have needed at most, where the device's allocators keep that
         self.fixed_rows = fixed if isinstance(fixed := backend.inputs[0][2][0], int) else 0
         if self.fixed_rows == 1:
@@ -111,7 +112,6 @@ def load(spec: ModelSpec, part: str, device: Device, threads: int) -> LoadedNetw
 
         return tensors.load(spec, part, device, threads)
     network = spec.networks[part]
-    before = device.memory_free()
     if spec.toml.backend == "onnx":
         from outboard.worker.backend_onnx import OnnxBackend
 
@@ -120,4 +120,4 @@ def load(spec: ModelSpec, part: str, device: Device, threads: int) -> LoadedNetw
         from outboard.worker.backend_torch import TorchBackend
 
         backend = TorchBackend(network, spec, device, threads)
-    return LoadedNetwork(spec, network, backend, device, memory_bytes=max(0, before - device.memory_free()))
+    return LoadedNetwork(spec, network, backend, device)

@@ -15,7 +15,7 @@ import numpy as np
 
 from outboard.core import link
 from outboard.devices.protocol import Slot
-from outboard.devices.simulated import EXIT_UNPLUGGED, LATENCY, SimSpec, parse
+from outboard.devices.simulated import EXIT_UNPLUGGED, LATENCY, SimSpec, memory_taken, parse
 from outboard.worker.devices import CpuDevice
 
 #: Modelled working memory of a row: its float32 input held this many times over (input, output and workspace of the widest layer).
@@ -51,6 +51,7 @@ class SimulatedDevice(CpuDevice):
         self._sticky = False
         self._used = 0
         self._held = 0  # of what is used, by batches
+        self._others = 0  # by another program
         self._ledger = threading.Lock()
         self._wires = {"h2d": threading.Lock(), "d2h": threading.Lock()}  # copies in one direction take turns, the two do not share
         self._grown_from, self._peak = 0, 0
@@ -73,13 +74,13 @@ class SimulatedDevice(CpuDevice):
 
     def memory_free(self) -> int:
         with self._ledger:
-            return self.sim.vram - self._used
+            return max(0, self.sim.vram - self._others - self._used)
 
     def reserve(self, nbytes: int, what: str) -> None:
         """Take modelled memory. Raises RuntimeError with the text that torch's allocator uses."""
         with self._ledger:
-            if self._fault == "oom" and what == "batch" or self._used + nbytes > self.sim.vram:
-                free = self.sim.vram - self._used
+            free = self.sim.vram - self._others - self._used
+            if self._fault == "oom" and what == "batch" or nbytes > free:
                 raise RuntimeError(
                     f"CUDA out of memory. Tried to allocate {nbytes / (1 << 20):.0f} MiB. {self.name} has a total capacity of "
                     f"{self.sim.vram / (1 << 30):.2f} GiB of which {free / (1 << 20):.0f} MiB is free."
@@ -94,6 +95,12 @@ class SimulatedDevice(CpuDevice):
             self._used -= nbytes
             if what == "batch":
                 self._held -= nbytes
+
+    def load(self, nbytes: int) -> None:
+        self.reserve(nbytes, "weights")
+
+    def unload(self, nbytes: int) -> None:
+        self.release(nbytes, "weights")
 
     def memory_held(self) -> int:
         return self._held
@@ -176,8 +183,11 @@ class SimulatedDevice(CpuDevice):
             self._waiting[phase] = fault
             if phase == "idle" and not self._batches:
                 self._strike("idle")
+        elif (taken := memory_taken(fault)) is not None:
+            self._others = taken
         elif fault == "clear":
             self._fault = ""
+            self._others = 0
             self._waiting.clear()
         else:
             self._fault = fault

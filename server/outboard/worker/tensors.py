@@ -27,7 +27,7 @@ class TensorNetwork(LoadedNetwork):
     def __init__(self, spec: ModelSpec, network: Network, backend: Any, device: Device, memory_bytes: int = 0):
         self.spec, self.network, self.backend, self.device = spec, network, backend, device
         self.memory_bytes = memory_bytes
-        self.kept_bytes = 0
+        self.weights_bytes = self.kept_bytes = 0
         first = {shape[0] if shape else None for _, _, shape in backend.inputs}
         frozen = {axis for axis in first if isinstance(axis, int)}
         self.whole = None in first or len(frozen) > 1 or bool(frozen) and len(first) > 1
@@ -79,7 +79,6 @@ class TensorNetwork(LoadedNetwork):
 def load(spec: ModelSpec, part: str, device: Device, threads: int) -> TensorNetwork:
     """As `networks.load`."""
     network = spec.networks[part]
-    before = device.memory_free()
     backend: Any
     if spec.toml.backend == "onnx":
         from outboard.worker.onnx_tensors import OnnxTensorBackend
@@ -89,4 +88,4 @@ def load(spec: ModelSpec, part: str, device: Device, threads: int) -> TensorNetw
         from outboard.worker.torch_tensors import TorchTensorBackend
 
         backend = TorchTensorBackend(network, spec, device, threads)
-    return TensorNetwork(spec, network, backend, device, memory_bytes=max(0, before - device.memory_free()))
+    return TensorNetwork(spec, network, backend, device)
