@@ -70,6 +70,7 @@ class World:
         self.oom_above: dict[str, int] = {}
         self.taken: dict[str, int] = {}  #: device -> per cent of its memory that another program holds
         self.golden: set[str] = set()  #: networks of which the CPU's golden answer is known
+        self.given_up: set[tuple[str, str]] = set()  #: (device, network) that is not loaded there any more
         self.accepted: set[str] = set()  #: networks of which an accelerator's golden answer was accepted
         self.current = {m.name: f"{m.name}@0" for m in scenario.models}
         self.versions = 0
@@ -404,6 +405,7 @@ class World:
             case c.CheckGolden():
                 self._check_golden(command)
             case c.GiveUp():
+                self.given_up.add((command.device, command.network))
                 self.engine.load_failed(self.now, command.device, command.generation, command.network, command.why)
             case c.Load() | c.Dispatch() | c.Ping():
                 p = self.processes.get((command.device, command.generation))
@@ -451,7 +453,7 @@ class World:
     def _check_golden(self, command: c.CheckGolden) -> None:
         network, model = command.network, self.referee.models[command.network]
         cpu = self.engine.devices["cpu"]
-        comes = model.standby == "hot" and "cpu" not in model.fails_on and cpu.state != "ejected"
+        comes = model.standby == "hot" and "cpu" not in model.fails_on and cpu.state != "ejected" and ("cpu", network) not in self.given_up
         if network not in self.golden and comes:
             raise Violation(f"{command.device} is to be compared with the CPU's golden answer for {network} before there is one")
         p = self.processes[command.device, command.generation]
