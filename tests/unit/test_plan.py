@@ -113,6 +113,18 @@ def test_a_deadline_that_one_frame_alone_misses_is_the_bottleneck() -> None:
     assert found.bottleneck == "deadline" and found.answered == 0 and found.age_p50 == inf
 
 
+def test_answering_everything_is_not_enough_where_the_answers_fall_behind() -> None:
+    late = predict(setup(demand(4, 60, live=False), row=0.006, max_rows=1))  # 1.44 seconds of work arrive each second
+    assert late.answered == late.sent and not late.holds and late.bottleneck == "compute"
+    assert predict(setup(demand(4, 60, live=False), row=0.003, max_rows=1)).holds
+
+
+def test_a_burst_that_is_dropped_while_nothing_is_full_is_not_blamed_on_a_resource() -> None:
+    frames = [arrivals.Recorded(t=i // 20 + 0.0001 * (i % 20), station="one", bytes=1000, width=1920, height=1080) for i in range(100)]
+    found = predict(setup(Demand(frames, {SIZE: DecodeCost(0.004, 0.0)})))
+    assert found.bottleneck == "waiting" and found.dropped > 50 and max(found.use.values()) < 0.5
+
+
 def test_stations_that_ask_for_their_share_get_it_beside_one_that_asks_for_ten_times_as_much() -> None:
     frames = arrivals.steady(3, 15, 10, 400_000, *SIZE, 1)
     frames += [of_station(f, "greedy") for f in arrivals.steady(1, 150, 10, 400_000, *SIZE, 2)]

@@ -35,6 +35,7 @@ def cures(plan: Plan, smaller: Callable[[], tuple[str, Demand] | None], slower: 
         "memory": ("precision", "card"),
         "decode": ("source", "cores"),
         "deadline": tuple(kinds),
+        "waiting": tuple(kinds),
     }[limit]
     for kind in concerned:
         found += next(([text] for text, changed in kinds[kind] if _holds(changed)), [])

@@ -17,8 +17,10 @@ from outboard.plan.machine import Host, Machine, Model, link
 from outboard.plan.roofline import BEST, WORST, Efficiency
 from outboard.plan.workload import Workload
 
-#: A plan holds when this share of every station's frames is answered, in time where there is a deadline.
+#: A plan holds when this share of every station's frames is answered, in time where there is a deadline, and when answers keep up: the last
+#: one comes no later than a usual frame's age and this share of the time after the last frame.
 ANSWERED = 0.99
+BEHIND = 0.03
 #: Frames that ended so are drops of a live stream or came too late; all other ends are refusals.
 DROPS = ("superseded", "deadline_missed")
 #: A resource that is used more than this is what limits; below it, lateness has another cause.
@@ -158,9 +160,11 @@ def _summary(log: Log, demand: Demand, host: Host) -> Prediction:
         "compute": log.compute / log.duration,
         "decode": log.cores / log.duration / host.cores,
     }
-    holds = all(answered[station] >= ANSWERED * n for station, n in sent.items())
+    behind = log.duration - demand.frames[-1].t - quantile(ages, 0.5)
+    holds = all(answered[station] >= ANSWERED * n for station, n in sent.items()) and behind <= BEHIND * _span(demand) + 0.1
     fullest = max(use, key=lambda name: use[name])
-    late = not holds and use[fullest] < FULL and demand.deadline < inf
+    idle = not holds and use[fullest] < FULL
+    superseded = sum(e.end == "superseded" for e in log.endings)
     total = sum(answered.values())
     return Prediction(
         fps=total / len(sent) / max(_span(demand), log.duration - demand.frames[0].t),  # what was in flight at the end took its time, too
@@ -173,7 +177,7 @@ def _summary(log: Log, demand: Demand, host: Host) -> Prediction:
         refused=len(log.endings) - total - dropped,
         rows=sum(log.batches) / max(1, len(log.batches)),
         use=use,
-        bottleneck="deadline" if late else fullest,
+        bottleneck=fullest if not idle else "deadline" if 2 * superseded < len(log.endings) - total else "waiting",
         holds=holds,
     )
 

@@ -15,6 +15,7 @@ _NAMES = {
     "compute": "the card's compute",
     "decode": "decoding on the host",
     "deadline": "the deadline: nothing is full, a frame's way alone takes too long",
+    "waiting": "no single resource, nothing is full: frames come in bursts, or wait for one another's steps",
     "memory": "the card's memory",
 }
 
