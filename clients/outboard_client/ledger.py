@@ -103,7 +103,7 @@ class Ledger:
     def settle(self, outcome: Outcome) -> bool:
         """Enter an outcome. False: there was one already, this one is discarded."""
         seq = outcome.seq
-        if seq <= self.held or seq in self._outcomes or (seq <= self.last and seq not in self._frames):
+        if seq in self._outcomes or (seq <= self.last and seq not in self._frames):
             self.doubles += 1
             return False
         self._outcomes[seq] = outcome

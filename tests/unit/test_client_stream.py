@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from outboard_client import Bundle, BundleResult, Drop, Frame, Part, Problem, Result, Uplink
 from outboard_client import frames as wire
@@ -54,7 +53,8 @@ def test_an_outcome_counts_once() -> None:
     sent(ledger)
     assert ledger.settle(Result(1, ANSWER, 0))
     assert not ledger.settle(Drop(1, "late"))
-    assert given_out(ledger) == [1]
+    assert isinstance(ledger.pop(), Result)
+    ledger.keep(1)
     assert not ledger.settle(Result(1, ANSWER, 0))
     assert (ledger.answered, ledger.doubles, ledger.dropped.total()) == (1, 2, 0)
 
@@ -128,13 +128,12 @@ def test_the_bytes_that_are_held_are_known() -> None:
     assert ledger.nbytes == 3
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    st.booleans(),
-    st.lists(st.sampled_from(["frame", "send", "cut", "new session", "answer", "drop", "twice", "pop"]), max_size=120),
-    st.randoms(),
-)
-def test_whatever_happens_each_frame_has_one_outcome_in_order(live: bool, steps: list[str], rng) -> None:
+STEPS = ["frame", "send", "cut", "new session", "answer", "drop", "twice", "pop"]
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_each_frame_has_one_outcome_in_order(live: bool, seed: int) -> None:
     """Against a server that does what docs/stream-protocol.md says, over links that lose what was sent last."""
     server: dict[int, str | None] = {}  # seq received in this session -> outcome
     path: list[int] = []  # on the way, not received
@@ -152,7 +151,8 @@ def test_whatever_happens_each_frame_has_one_outcome_in_order(live: bool, steps:
         kind = server[seq]
         ledger.settle(Result(seq, ANSWER, 0) if kind == "answer" else Drop(seq, "failed"))
 
-    for step in [*steps, "end"]:
+    rng = random.Random(seed)
+    for step in [*rng.choices(STEPS, [8, 8, 1, 1, 4, 1, 1, 2], k=300), "end"]:
         if step == "frame":
             ledger.register(Frame(b"x"))
         elif step == "send" and (taken := ledger.take()):
