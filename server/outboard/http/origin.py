@@ -20,7 +20,6 @@ from outboard.http.problems import respond
 from outboard.problems import Problem
 from outboard.settings import Settings
 
-
 _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:@/\s]+))(:\d*)?")
 
 
