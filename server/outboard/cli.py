@@ -19,6 +19,8 @@ from outboard.doctor.command import EXAMPLE as DOCTOR_EXAMPLE
 from outboard.doctor.command import doctor
 from outboard.plan.command import EXAMPLE as PLAN_EXAMPLE
 from outboard.plan.command import plan as plan_command
+from outboard.profiling.command import EXAMPLE as PROFILE_EXAMPLE
+from outboard.profiling.command import profile as profile_command
 from outboard.settings import Settings, SettingsError
 from outboard.settings import load as load_settings
 
@@ -218,6 +220,7 @@ def _check(directory: Path) -> list[dict[str, Any]]:
 
 
 app.command("plan", epilog=PLAN_EXAMPLE)(plan_command)
+app.command("profile", epilog=PROFILE_EXAMPLE)(profile_command)
 app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor)
 
 Device = Annotated[str, typer.Argument(help="The device's id, such as sim:0 or cuda:0; `outboard devices` lists them.")]

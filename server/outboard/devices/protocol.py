@@ -65,7 +65,7 @@ class Load(msgspec.Struct, tag="load", frozen=True):
     directory: str
     part: str = ""
     backend: str = "onnx"  #: as model.toml says: what the runtimes load beside each other
-    anew: bool = False  #: measure, whatever a stored profile says
+    anew: bool = False  #: measure thoroughly, whatever a stored profile says
 
 
 class Unload(msgspec.Struct, tag="unload", frozen=True):

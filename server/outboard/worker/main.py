@@ -255,15 +255,16 @@ class Worker:
     def _prove(self, load: Load, network: LoadedNetwork, key: profiles.Key, known: profiles.Profile | None) -> Loaded:
         """Golden answers, independent rows and costs, as the network's `Loaded`. What is measured is kept."""
         slots, costs = self._start.concurrency, known.costs if known else None
+        budget = measure.THOROUGH_S if load.anew else measure.BUDGET_S
         if isinstance(network, TensorNetwork):
-            answers, measured = tensor_measure.prove(network, slots, costs)
+            answers, measured = tensor_measure.prove(network, slots, costs, budget)
             whole, labels = network.whole, network.backend.labels
         else:
             image, answers = measure.golden(network)
             contract.check(answers, network.spec, load.part)
             if known and known.fixed_rows == 1:
                 network.run_singly()
-            measured = measure.picture_costs(network, image, slots, costs)
+            measured = measure.picture_costs(network, image, slots, costs, budget)
             whole, labels = False, {}
         if measured != costs:
             self._keep(key, network, measured)

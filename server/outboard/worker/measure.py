@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -18,8 +17,9 @@ from outboard.worker.networks import LoadedNetwork
 
 log = logging.getLogger(__name__)
 
-BUDGET_S = 0.6  #: time to spend on one network's costs, over all batch sizes
-SIZE_BUDGET_S = 0.1  #: and on one batch size; each is run three times in any case
+BUDGET_S = 0.6  #: time to spend on one network's costs, over all batch sizes, while a server waits to be ready
+THOROUGH_S = 6.0  #: and where nobody waits
+SIZE_SHARE = 1 / 6  #: of it for one batch size; each is run three times in any case
 LONG_BATCH_S = 0.4  #: above this no larger batch is tried
 SLOW_S = 0.2  #: above this a batch is run as rarely as a judgement allows: the server is waiting to be ready
 
@@ -122,7 +122,7 @@ def check_rows_independent(network: LoadedNetwork, image: np.ndarray) -> None:
         network.run_singly()
 
 
-def picture_costs(network: LoadedNetwork, image: np.ndarray, slots: int, known: Costs | None) -> Costs:
+def picture_costs(network: LoadedNetwork, image: np.ndarray, slots: int, known: Costs | None, budget_s: float) -> Costs:
     """`costs` of a network that takes pictures, rows that depend on their neighbours found before (`known`: they were)."""
 
     def batch(rows: int) -> Callable[[], object]:
@@ -131,18 +131,23 @@ def picture_costs(network: LoadedNetwork, image: np.ndarray, slots: int, known: 
 
     if known is None:
         check_rows_independent(network, image)
-    return costs(network, batch, image.nbytes, slots, known)
+    return costs(network, batch, image.nbytes, slots, known, budget_s)
 
 
 def costs(
-    network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], row_bytes: int, slots: int, known: Costs | None
+    network: LoadedNetwork,
+    batch: Callable[[int], Callable[[], object]],
+    row_bytes: int,
+    slots: int,
+    known: Costs | None,
+    budget_s: float,
 ) -> Costs:
     """What is known, once a few batches have shown that it is still so; else as `cost_table` measures."""
     network.device.watch_memory()
     if known and still_true(network, batch, known):
         measured = known
     else:
-        measured = cost_table(network, batch, row_bytes, slots)
+        measured = cost_table(network, batch, row_bytes, slots, budget_s)
         network.backend.shrink()  # the largest batch that was tried took three times what the usual one needs
         batch(1)()
     network.kept_bytes = network.device.memory_grown() if network.device.keeps_memory else 0
@@ -150,7 +155,7 @@ def costs(
 
 
 def cost_table(
-    network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], row_bytes: int, slots: int, budget_s: float = BUDGET_S
+    network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], row_bytes: int, slots: int, budget_s: float
 ) -> Costs:
     """What batches of 1, 2, 4, 8 … up to `network.max_rows` rows cost, with `slots` of them at once. `batch` makes what runs a batch of
     so many rows of `row_bytes`.
@@ -165,7 +170,7 @@ def cost_table(
     deadline = time.perf_counter() + budget_s
     for rows in list(alone) or _sizes(network):
         run = batch(rows)
-        budget = min(SIZE_BUDGET_S, max(0.0, deadline - time.perf_counter()) / 3)
+        budget = min(SIZE_SHARE * budget_s, max(0.0, deadline - time.perf_counter()) / 3)
         try:
             seconds = busy(run, slots, budget)
             if measured and rows / seconds < FALLING * max(c.rows / c.seconds for c in measured):
@@ -205,7 +210,7 @@ def _alone(network: LoadedNetwork, batch: Callable[[int], Callable[[], object]],
     for rows in _sizes(network):
         run = batch(rows)
         try:
-            seconds = _busy_seconds(run, 1, min(SIZE_BUDGET_S, max(0.0, deadline - time.perf_counter()) / 3))
+            seconds = _busy_seconds(run, 1, min(SIZE_SHARE * budget_s, max(0.0, deadline - time.perf_counter()) / 3))
         except Exception as e:
             if not found:
                 raise
@@ -258,14 +263,20 @@ def is_faster(network: LoadedNetwork, other: LoadedNetwork, sizes: Sequence[int]
 
 
 def _busy_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> float:
-    """Median seconds of `batch` while `slots` threads run it."""
-    return statistics.median(end - start for start, end in _spans(batch, slots, budget_s))
+    """Seconds of `batch` while `slots` threads run it."""
+    return _usual(end - start for start, end in _spans(batch, slots, budget_s))
 
 
 def _interval_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> float:
     """Seconds from one batch's end to the next one's while `slots` threads keep a pipeline full."""
     ends = [end for _, end in _spans(batch, slots, budget_s, least=3)]
-    return statistics.median(b - a for a, b in zip(ends, ends[slots:], strict=False)) / slots
+    return _usual(b - a for a, b in zip(ends, ends[slots:], strict=False)) / slots
+
+
+def _usual(seconds: Iterable[float]) -> float:
+    """The lower quartile: what else the machine does makes runs longer, never shorter."""
+    ordered = sorted(seconds)
+    return ordered[len(ordered) // 4]
 
 
 def _spans(batch: Callable[[], object], slots: int, budget_s: float, least: int = 2) -> list[tuple[float, float]]:

@@ -23,7 +23,7 @@ Row = dict[str, np.ndarray]
 Answers = dict[str, np.ndarray]
 
 
-def prove(network: TensorNetwork, slots: int, known: measure.Costs | None = None) -> tuple[Answers, measure.Costs]:
+def prove(network: TensorNetwork, slots: int, known: measure.Costs | None, budget_s: float) -> tuple[Answers, measure.Costs]:
     """The golden answers (of one row, or of a whole request) and what batches cost. Decides whether the first axis is the batch.
     Raises ModelProblem where golden.npz disagrees or no input is found that the network takes."""
     row, expected = _golden(network)
@@ -44,7 +44,7 @@ def prove(network: TensorNetwork, slots: int, known: measure.Costs | None = None
         (name, dtype, shape if len(shape) == answers[name].ndim else ["?"] * answers[name].ndim)
         for name, dtype, shape in network.backend.outputs
     ]
-    return answers, measure.costs(network, batch, sum(slot.nbytes for slot in shapes), slots, known)
+    return answers, measure.costs(network, batch, sum(slot.nbytes for slot in shapes), slots, known, budget_s)
 
 
 def disagreement(got: np.ndarray, want: np.ndarray, relative: float) -> str:

@@ -1,0 +1,61 @@
+"""`outboard profile`: measures without a server, and what it measured is what a server begins with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graphs
+from integration.serverkit import serving
+
+DEVICE = "sim:thunderbolt4,vram=512MiB,compute=20+2"
+
+
+def profile(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "outboard", "profile", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "OUTBOARD_CACHE": str(cache)})
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    graphs.write_model(tmp_path / "models", "means", graphs.channel_means((64, 64)), graphs.toml("tensor", "tensor", (64, 64)))
+    return tmp_path / "models"
+
+
+def test_the_table_tells_costs_link_memory_and_the_batch_that_is_used(models: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "profile.png"
+    flags = ("--models", str(models), "--device", DEVICE, "--deadline", "40ms")
+    done = profile("means", *flags, "--plot", str(picture), cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert "at most 16 rows fit the memory" in done.stdout and "meet the deadline" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    answer = json.loads(profile("means", *flags, "--json", cache=tmp_path / "cache").stdout)["profiles"][0]
+    assert answer["link"]["h2d_bytes_per_s"] == pytest.approx(2.75e9, rel=0.05)
+    assert answer["memory"]["batch_bytes"]["per_row"] == pytest.approx(64 * 64 * 3 * 4 * 6, rel=0.05)
+    assert answer["batch"] <= answer["deadline_cap"] < answer["vram_cap"] == 16
+    with serving(models, "--device", DEVICE, env={"OUTBOARD_CACHE": str(tmp_path / "cache")}) as server:
+        server.until(lambda: "sim:0" in server.model("means")["devices"], what="the device serves")
+        assert "(its costs are known)" in server.log, "the server begins with the profile"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nothing",), "there is no model 'nothing'"),
+        (("means", "--device", "sim:parallel-port"), "'parallel-port' is no link"),
+        (("means", "--deadline", "soon"), "expected a time such as 200ms"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(models: Path, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    done = profile(*words, "--models", str(models), cache=tmp_path / "cache")
+    assert done.returncode == 2 and said in " ".join(done.stderr.split())
+
+
+def test_a_device_that_is_not_there_is_no_wrong_usage(models: Path, tmp_path: Path) -> None:
+    done = profile("means", "--models", str(models), "--device", "cuda:7", cache=tmp_path / "cache")
+    assert done.returncode == 1 and "shows no such GPU" in done.stderr
