@@ -51,6 +51,7 @@ INPUT = 640, 360  #: of the network
 RADIUS = 27  #: of the disc, pixels of the frame
 NEAR = 4.0  #: pixels of the frame
 LOOP = 60  #: different frames
+LONG = 300.0  #: seconds of a run that says something about memory: allocators need minutes to settle
 
 
 def network() -> bytes:
@@ -191,11 +192,11 @@ def serving(url: str) -> bool:
 
 
 def memory(server: psutil.Process) -> dict[str, float]:
-    """Process -> resident MB: the front and each worker."""
+    """Process -> private MB: the front and each worker. The frame memory, which all of them share, is bounded and not counted."""
     sizes = {}
     for process in [server, *server.children()]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            sizes["front" if process == server else f"worker {process.pid}"] = process.memory_info().rss / 1e6
+            sizes["front" if process == server else f"worker {process.pid}"] = (process.memory_info().rss - process.memory_info().shared) / 1e6
     return sizes
 
 
@@ -288,7 +289,7 @@ def missed(run: Run, wanted: dict[str, float]) -> list[str]:
         out.append(f"{books.answered} of {books.sent} frames answered, wanted {wanted['answered']:.0%}")
     if run.device["losses"] < 1 or run.device["state"] != "serving":
         out.append(f"{DEVICE} was lost {run.device['losses']} times and is {run.device['state']}, expected to be back")
-    for process in run.samples[-1][1]:
+    for process in run.samples[-1][1] if run.seconds >= LONG else ():
         if (grown := growth(run.samples, process, run.seconds / 3)) > wanted["growth"]:
             out.append(f"{process} grew by {grown:.2f} MB a minute, wanted at most {wanted['growth']:g}")
     return out
@@ -328,7 +329,7 @@ def main(
     policy: Annotated[str, typer.Option(help="live or lossless")] = "live",
     min_found: Annotated[float, typer.Option(help="share of the answers")] = 0.99,
     min_answered: Annotated[float, typer.Option(help="share of the frames")] = 0.5,
-    max_growth: Annotated[float, typer.Option(help="MB a minute in the last two thirds; a short run says little")] = 2.0,
+    max_growth: Annotated[float, typer.Option(help="MB a minute in the last two thirds of a run of 5 minutes or more")] = 2.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="write everything here")] = None,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, own_server(repository(Path(folder)), device) as (url, server):
