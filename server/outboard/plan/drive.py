@@ -42,7 +42,7 @@ class Ending:
 
 @dataclass
 class Log:
-    """What happened. Busy times are in seconds, `decode` in seconds of one core."""
+    """What happened. Busy times are in seconds: of the link, in its busier direction, and of all cores together."""
 
     endings: list[Ending]
     duration: float = 0.0  #: until the last ending
@@ -53,7 +53,7 @@ class Log:
 
 
 class Turns:
-    """One after the other, in the order of asking: a cable, a processor."""
+    """One after the other, in the order of asking: a direction of a cable, a processor."""
 
     def __init__(self, play: _Play):
         self._play = play
@@ -152,7 +152,7 @@ class _Play:
         self.engine = Engine(EngineConfig(slab_bytes=host.slab_bytes, fill_slots=host.decode_threads), seed=seed)
         self.cores = Cores(self, host.cores)
         self.loop = Loop(self.cores)
-        self.wire, self.processor = Turns(self), Turns(self)
+        self.up, self.down, self.processor = Turns(self), Turns(self), Turns(self)
         self.endings = [Ending(a) for a in arrivals]
         self.batches: list[int] = []
         self._seconds = [machine.batch(rows) for rows in range(machine.model.max_rows + 1)]
@@ -181,7 +181,8 @@ class _Play:
             else:
                 self.now, _, what = heappop(self._heap)
                 what()
-        return Log(self.endings, self.now, self.wire.busy(), self.processor.busy(), self.cores.busy(), self.batches)
+        link = max(self.up.busy(), self.down.busy())
+        return Log(self.endings, self.now, link, self.processor.busy(), self.cores.busy(), self.batches)
 
     # ---------------------------------------------------------------- frames
 
@@ -221,9 +222,9 @@ class _Play:
         self.batches.append(rows)
         began = self.now
         upload, compute, download = self._seconds[rows]
-        self.wire.take(
+        self.up.take(
             upload,
-            lambda: self.processor.take(compute, lambda: self.wire.take(download, lambda: self._batch_done(command, began))),
+            lambda: self.processor.take(compute, lambda: self.down.take(download, lambda: self._batch_done(command, began))),
         )
 
     def _batch_done(self, command: c.Dispatch, began: float) -> None:

@@ -73,7 +73,7 @@ class Machine:
         for rows in sizes:
             upload, compute, download = self.batch(rows)
             alone = upload + compute + download
-            found.append(BatchCost(rows, max(compute, upload + download, alone / PIPELINE), alone, upload))
+            found.append(BatchCost(rows, max(upload, compute, download, alone / PIPELINE), alone, upload))
         return found
 
 

@@ -21,7 +21,7 @@ def check() -> None:
 
 
 def draw(file: Path, title: str, by_link: Mapping[str, Sequence[tuple[int, Plan]]]) -> None:
-    """`by_link`: for each link (stations, plan). Lines are the worst case; the bands reach to the best one."""
+    """`by_link`: for each link (stations, plan). Lines are the worst case, dotted ones the best."""
     check()
     import matplotlib
 
@@ -37,14 +37,8 @@ def draw(file: Path, title: str, by_link: Mapping[str, Sequence[tuple[int, Plan]
         style = {"color": f"C{i}", "linewidth": 6.0 - 4.5 * i / max(1, len(by_link) - 1)}
         for axes, value in ((left, lambda p: p.fps), (right, lambda p: p.age_p50 * 1e3)):
             axes.plot(stations, [value(plan.worst) for _, plan in points], label=name, **style)
-            axes.fill_between(
-                stations,
-                [value(plan.worst) for _, plan in points],
-                [value(plan.best) for _, plan in points],
-                color=f"C{i}",
-                alpha=0.08,
-                linewidth=0,
-            )
+            if estimate:
+                axes.plot(stations, [value(plan.best) for _, plan in points], linestyle=":", **(style | {"linewidth": 1.5}))
     suffix = " (estimate)" if estimate else ""
     left.set(xlabel="stations", ylabel=f"answers a second, each station{suffix}", ylim=(0, None))
     right.set(xlabel="stations", ylabel=f"age p50, ms{suffix}", ylim=(0, None))

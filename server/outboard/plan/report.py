@@ -14,7 +14,7 @@ _NAMES = {
     "link": "the link",
     "compute": "the card's compute",
     "decode": "decoding on the host",
-    "deadline": "the deadline: nothing is full, a frame's way alone takes too long",
+    "deadline": "the deadline: frames come too late though nothing is full",
     "waiting": "no single resource, nothing is full: frames come in bursts, or wait for one another's steps",
     "memory": "the card's memory",
 }
