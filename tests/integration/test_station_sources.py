@@ -25,11 +25,16 @@ from outboard_client.station.sources import Reading, open_source
 
 av = pytest.importorskip("av", reason="the extra `video` is not installed")
 
-GI = "import gi; gi.require_version('GstRtspServer', '1.0'); from gi.repository import GstRtspServer"
+GI = """
+import gi
+gi.require_version("Gst", "1.0")
+gi.require_version("GstRtspServer", "1.0")
+from gi.repository import Gst, GstRtspServer
+Gst.init(None)
+raise SystemExit(not (Gst.ElementFactory.find("x264enc") and Gst.ElementFactory.find("rtph264pay")))
+"""
 HAS_RTSP = Path("/usr/bin/python3").exists() and subprocess.run(["/usr/bin/python3", "-c", GI], capture_output=True).returncode == 0
-needs_rtsp = pytest.mark.skipif(
-    not HAS_RTSP, reason="gst-rtsp-server is not installed: apt-get install gir1.2-gst-rtsp-server-1.0 python3-gi"
-)
+needs_rtsp = pytest.mark.skipif(not HAS_RTSP, reason="gst-rtsp-server is not installed: see .ci/run")
 
 
 def readers() -> list[psutil.Process]:
