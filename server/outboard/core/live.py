@@ -56,10 +56,13 @@ def room(now: float, devices: Iterable[tuple[Device, int]], lead: float) -> tupl
     the rows of a batch there; `lead`: seconds before a device's slot is free that decoding should begin."""
     rows, later = 0, inf
     for device, most in devices:
-        ends = sorted(b.sent + b.expected - lead for b in device.running.values())
-        if not device.parallel:
-            ends = ends[:1]  # a pipeline: the others end after it
-        soon = max(device.free_slots(), 0) + sum(end <= now for end in ends)
+        ends = [b.sent + b.expected - lead for b in device.running.values()]
+        if device.parallel:
+            soon = max(device.free_slots(), 0) + sum(end <= now for end in ends)
+        else:
+            # In a pipeline a row would wait behind the batches that run (measured at 5 fps: answers 0.43 s old instead of 0.23).
+            ends = [max(ends)] if ends else []
+            soon = int(not ends or ends[0] <= now)
         rows += most * max(soon, most > 1)
         later = min([later, *(end for end in ends if end > now)])
     return rows, later

@@ -12,13 +12,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outboard import __version__
 from outboard.devices import discovery
-from outboard.http import dashboard, health, listings, predict, problems
+from outboard.http import dashboard, health, ingest, listings, predict, problems, stream, streams
 from outboard.http.origin import OwnPagesOnly
 from outboard.oip import rest, routes
 from outboard.oip.service import Service
 from outboard.registry import Registry
 from outboard.runtime import Runtime
 from outboard.settings import Settings
+from outboard.streams import Hub
 from outboard.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,8 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     """Build the server. `on_ready` is called once, when every model is served or has been refused."""
     runtime = Runtime(settings)
     registry = Registry(runtime, settings.models)
-    live = dashboard.Live(runtime, registry)
+    hub = Hub(runtime, registry)
+    live = dashboard.Live(runtime, registry, hub)
     service = Service(runtime, registry)
     v2 = rest.Rest(service)
 
@@ -61,10 +63,16 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     app.include_router(health.router(runtime, registry))
     app.include_router(routes.router())
     app.include_router(dashboard.router(live))
+    ingesting = ingest.IngestRoute(hub)
+    app.include_router(ingest.router())
+    app.include_router(stream.router(hub))
+    app.include_router(streams.router(hub))
 
     async def outboard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and predict.model_of(scope["path"]):
             await predicting(scope, receive, send)
+        elif scope["type"] == "http" and scope["method"] == "POST" and ingest.model_of(scope["path"]):
+            await ingesting(scope, receive, send)
         elif scope["type"] == "http" and rest.matches(scope["path"]):
             await v2(scope, receive, send)
         else:

@@ -20,6 +20,7 @@ from outboard.core.engine import ISOLATION
 from outboard.http.listings import device_entry, model_entry
 from outboard.registry import Registry
 from outboard.runtime import Runtime
+from outboard.streams import Hub
 from outboard.telemetry.rates import Rates
 
 EVERY_S = 1.0
@@ -42,8 +43,8 @@ _HEADERS = {
 class Live:
     """What every open page shows, gathered once a second for all of them."""
 
-    def __init__(self, runtime: Runtime, registry: Registry):
-        self._runtime, self._registry = runtime, registry
+    def __init__(self, runtime: Runtime, registry: Registry, hub: Hub):
+        self._runtime, self._registry, self._hub = runtime, registry, hub
         self._rates = Rates()
         self._news = asyncio.Condition()
         self._snapshot: dict[str, Any] = {}
@@ -63,7 +64,7 @@ class Live:
         return {
             "devices": [device_entry(runtime, d) for d in runtime.engine.devices if d != ISOLATION],
             "models": [model_entry(runtime, m) for _, m in sorted(self._registry.models.items())],
-            "streams": [],
+            "streams": self._hub.entries(),
             "degraded": "; ".join(f"{d.id} is {d.state}" for d in away) if runtime.engine.degraded() else None,
             "rates": {"devices": self._rates.devices, "models": self._rates.models},
             "second": self._rates.history[-1] if self._rates.history else {"fps": {}},

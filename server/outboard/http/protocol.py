@@ -18,8 +18,8 @@ from outboard.http.connection import Connection
 
 #: Bytes of a body that are collected before the application sees them.
 PIECE = 4 << 20
-#: Seconds for which a client that broke the protocol is still listened to, so that it hears why.
-LINGER = 5.0
+#: Seconds of silence, and in all, for which a client that broke the protocol is still listened to, so that it hears why.
+LINGER, LINGER_MOST = 0.5, 10.0
 
 
 class Pieces:
@@ -87,6 +87,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         if self.conn.parser_exc is None:
             super().data_received(data)
+        elif self.close_timer is not None:
+            self.close_timer.cancel()
+            self.close_timer = self.loop.call_later(LINGER if self.loop.time() < self._linger_until else 0.0, self.transport.close)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             # Not a handshake that websockets can read: it has written what it says to that, and uvicorn waits for ever.
             self.transport.write(b"".join(self.conn.data_to_send()))
@@ -109,4 +112,5 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
+        self._linger_until = self.loop.time() + LINGER_MOST
         self.close_timer = self.loop.call_later(LINGER, self.transport.close)
