@@ -88,24 +88,25 @@ def test_a_lone_frame_takes_its_steps_one_after_the_other() -> None:
 
 
 def test_a_full_link_carries_its_bandwidth_over_the_bytes_of_a_row() -> None:
-    found = predict(setup(demand(4, 60), row=0.0001, row_bytes=24_883_200))
+    found = predict(setup(demand(4, 60, seconds=5, live=False), row=0.0001, row_bytes=24_883_200))
     assert 4 * found.fps == pytest.approx(2.75e9 / 24_883_200, rel=0.02)
     assert found.bottleneck == "link" and not found.holds
 
 
 def test_a_full_card_answers_what_its_batches_allow() -> None:
-    single = predict(setup(demand(4, 60), batch=0.008, row=0.004, max_rows=1))
+    single = predict(setup(demand(4, 60, seconds=5, live=False), batch=0.008, row=0.004, max_rows=1))
     assert 4 * single.fps == pytest.approx(1 / 0.012, rel=0.02)
     assert single.bottleneck == "compute" and single.rows == 1
-    batched = predict(setup(demand(16, 60, seconds=4), batch=0.008, row=0.004, max_rows=8))
-    assert 16 * batched.fps == pytest.approx(batched.rows / (0.008 + 0.004 * batched.rows), rel=0.03)
-    assert 16 * batched.fps > 1.8 * 4 * single.fps and batched.rows > 4
+    batched = predict(setup(demand(8, 60, seconds=4, live=False), batch=0.008, row=0.004, max_rows=8))
+    assert 8 * batched.fps == pytest.approx(8 / 0.040, rel=0.05)
+    assert batched.rows > 7
 
 
 def test_full_cores_decode_what_they_can() -> None:
-    found = predict(setup(demand(4, 60, decode=0.030), host=dataclasses.replace(HOST, cores=2, decode_threads=3)))
-    assert 4 * found.fps == pytest.approx(2 / (0.030 + found.sent / found.answered * 0.0005 + 0.0005), rel=0.03)
-    assert found.bottleneck == "decode" and found.dropped > 0 and found.refused == 0
+    host = dataclasses.replace(HOST, cores=2, decode_threads=3)
+    found = predict(setup(demand(4, 60, seconds=5, decode=0.030, live=False), host=host))
+    assert 4 * found.fps == pytest.approx(2 / (0.0005 + 0.030 + 0.0005), rel=0.03)
+    assert found.bottleneck == "decode" and not found.holds
 
 
 def test_a_deadline_that_one_frame_alone_misses_is_the_bottleneck() -> None:
@@ -154,10 +155,10 @@ def nothing_smaller() -> None:
 
 
 def test_a_link_that_limits_is_cured_by_the_slowest_cable_that_holds() -> None:
-    asked = setup(demand(4, 30), link="thunderbolt3", row=0.0001, row_bytes=24_883_200)  # 3 GB/s are asked for
+    asked = setup(demand(4, 30, live=False), link="thunderbolt3", row=0.0001, row_bytes=24_883_200)  # 3 GB/s are asked for
     found = plan(asked)
     assert not found.worst.holds and found.worst.bottleneck == "link"
-    texts = cures(found, nothing_smaller, lambda fps: demand(4, fps))
+    texts = cures(found, nothing_smaller, lambda fps: demand(4, fps, live=False))
     assert texts[0] == "thunderbolt5 as the cable"
     assert texts[-1].startswith("or ask for less: 2")  # 2.4e9 / 24883200 / 4 = 24
     assert predict(dataclasses.replace(asked, link="thunderbolt5")).holds
@@ -171,8 +172,9 @@ def test_small_batches_that_limit_are_cured_by_larger_ones() -> None:
 
 
 def test_a_host_that_limits_is_cured_by_cores() -> None:
-    asked = setup(demand(4, 30, decode=0.010), host=dataclasses.replace(HOST, cores=1, decode_threads=2))
-    texts = cures(plan(asked), lambda: ("720p", demand(4, 30, decode=0.003)), lambda fps: demand(4, fps, decode=0.010))
+    options = {"decode": 0.010, "live": False}
+    asked = setup(demand(4, 30, **options), host=dataclasses.replace(HOST, cores=1, decode_threads=2))
+    texts = cures(plan(asked), lambda: ("720p", demand(4, 30, decode=0.003, live=False)), lambda fps: demand(4, fps, **options))
     assert texts[:2] == ["frames of 720p", "a host of 2 such cores"] and texts[2].startswith("or ask for less: ")
 
 

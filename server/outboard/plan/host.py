@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Seconds of the event loop for each frame before its admission, for each byte of it, and after its answer: the request, its header,
 #: the engine, the messages to threads and workers, the answer as JSON. The byte is measured (1,783 requests a second of 1.55 MB, 12,700
-#: of 10 kB, on 2 cores); the rest is what `loadtests/plan_vs_live.py` finds on the same machine.
+#: of 10 kB, on 2 cores); the rest is assumed, and `loadtests/plan_vs_live.py` shows by how much it is off on a machine.
 RECEIVE, RECEIVE_BYTE, RESPOND = 0.5e-3, 0.31e-9, 0.7e-3
 #: JPEG qualities between which the cost of a byte is measured.
 QUALITIES = (60, 93)
