@@ -1,4 +1,4 @@
-"""Rows that are decoded and wait for a device: a queue for each network and shape. Stations take turns; a station's rows leave by due time."""
+"""Rows that are decoded and wait for a device, of one network and shape. Stations take turns; a station's rows leave by due time."""
 
 from __future__ import annotations
 
