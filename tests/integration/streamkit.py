@@ -109,6 +109,7 @@ class Station:
         while True:
             query = self.query | ({"session": self.session, "after": self.held} if self.session else {})
             try:
+                # No pings of its own: the server's heartbeats show that the link lives.
                 async with connect(
                     address(self.url, self.model, **query),
                     subprotocols=[FRAMES],

@@ -29,7 +29,7 @@ RATE_OVER = 5.0
 class Bounds:
     """Counts, bytes and seconds."""
 
-    window: int = 64  #: lossless: frames without an outcome
+    window: int = 256  #: lossless: frames without an outcome
     window_bytes: int = 64 << 20
     kept: int = 10_000  #: outcomes that are not acknowledged
     kept_bytes: int = 8 << 20
