@@ -18,7 +18,7 @@ COSTS = [(1, 0.011), (2, 0.012), (4, 0.014), (8, 0.018)]
 class Kit:
     def __init__(self, *networks: Network, now: float = 100.0, **config: Any):
         self.now = now
-        self.engine = Engine(EngineConfig(**{"slab_bytes": 1 << 20, "fill_slots": 64, **config}), seed=1)
+        self.engine = Engine(EngineConfig(**{"slab_bytes": 1 << 20, "fill_slots": 64, "spill_beside": (), **config}), seed=1)
         self.seen: list[c.Command] = []
         self.frames = 0
         for network in networks or (Network("m", max_rows=8),):

@@ -39,7 +39,7 @@ async def read_text(
     page = await runtime.submit(
         version.ids["det"], (height, width, 3), fill_page, deadline=deadline, kind=header.format, body=body, sender=sender
     )
-    lines_of = Sender(sender.station)  # what has begun is finished: a newer page takes the place of a page only
+    lines_of = Sender(sender.station, strict=sender.strict)  # what has begun is finished: a newer page takes the place of a page only
     polygons, _ = await runtime.in_thread(text.text_boxes, page.rows[0], page.filled)
     crops = await runtime.in_thread(lambda: [text.crop(kept["pixels"], polygon) for polygon in polygons])
     turns = await _each(runtime, version, "cls", crops, deadline, lines_of)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -63,12 +64,13 @@ class Predictor:
         if spec.takes_tensors:
             raise Problem("bad_input", f"{spec.name} takes tensors, not images; send them to POST /v2/models/{spec.name}/infer")
         header = header or read_header(body, max_pixels=self.runtime.settings.limits.pixels)
+        sender = replace(request.sender, strict=True) if request.strict_device else request.sender
         if request.tiling is not None:
             content, outcome = await detect(
-                self.runtime, version, body, header, request.tiling, request.options, request.deadline, request.sender
+                self.runtime, version, body, header, request.tiling, request.options, request.deadline, sender
             )
         elif spec.toml.parts:
-            content, outcome = await read_text(self.runtime, version, body, header, request.options, request.deadline, request.sender)
+            content, outcome = await read_text(self.runtime, version, body, header, request.options, request.deadline, sender)
         else:
             network = spec.networks[""]
             width, height = network.input.size
@@ -78,7 +80,7 @@ class Predictor:
                 return fit(pixels, header, network.input, rows[0])
 
             outcome = await self.runtime.submit(
-                version.ids[""], (height, width, 3), fill, deadline=request.deadline, kind=header.format, body=body, sender=request.sender
+                version.ids[""], (height, width, 3), fill, deadline=request.deadline, kind=header.format, body=body, sender=sender
             )
             self.runtime.fill_costs.observe(header.format, len(body), outcome.decode)
             if spec.toml.task == "classification":  # cheaper than handing it to a thread

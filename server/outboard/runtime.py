@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: By the setting `devices.spill_over`. A simulated card computes on this very CPU, which would only take cores from it.
+SPILL_BESIDE = {"auto": ("gpu",), "on": ("gpu", "sim"), "off": ()}
 #: Exit status of a worker whose device cannot be opened (worker/__main__.py).
 EXIT_NO_DEVICE = 3
 #: A tensor of so many bytes is copied into the slab by the loop itself: handing it to a thread takes longer.
@@ -145,6 +147,7 @@ class Runtime:
                 slab_bytes=self.slab.size,
                 fill_slots=self.decode_threads,
                 headroom=settings.devices.headroom,
+                spill_beside=SPILL_BESIDE[settings.devices.spill_over],
                 failback=FailbackPolicy(
                     first_retry=fb.first_retry,
                     max_retry=fb.max_retry,

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, Literal, get_origin
 
 import msgspec
 
@@ -63,7 +63,7 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How much of a device the server uses (docs/tuning.md). Sizes take a number of bytes or "512MiB"."""
 
     headroom: int = 512 * MIB  #: of a card's memory, left to the desktop and other programs; never more than an eighth of it
-    spill_over: bool = True  #: the CPU takes frames too while accelerators are so busy that it answers them earlier
+    spill_over: Literal["auto", "on", "off"] = "auto"  #: auto, on, off: the CPU takes what it answers before a busy GPU (on: or a simulated one)
 
 
 class Oip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ class Streams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Streams of frames (docs/stream-protocol.md). Sizes take a number of bytes or "64MiB", times are seconds."""
 
     max: int = 64  #: streams open at once
-    window: int = 64  #: `lossless`: frames of a stream without an outcome, before the server stops reading
+    window: int = 256  #: `lossless`: frames of a stream without an outcome, before the server stops reading
     window_bytes: int = 64 * MIB  #: and their bytes
     kept: int = 10_000  #: outcomes of a stream that its client has not acknowledged
     kept_bytes: int = 8 * MIB  #: and their bytes

@@ -38,6 +38,7 @@ from math import inf, prod
 from typing import Any
 
 from outboard.core import commands as c
+from outboard.core import placement
 from outboard.core.costs import BatchCost, Costs
 from outboard.core.device_memory import DeviceMemory, MemoryNeed
 from outboard.core.failback import FailbackPolicy, LossHistory
@@ -75,6 +76,7 @@ class EngineConfig:
     isolation_retry: float = 0.5  #: from its first death without a row to the next try; it doubles with each
     poison_memory: float = 600.0  #: a poison frame's digest is refused at once for this long
     poison_kept: int = 1024
+    spill_beside: tuple[str, ...] = ("gpu",)  #: kinds of accelerators beside which the CPU takes rows that it answers earlier
     headroom: int = 0  #: bytes of a device's memory that are left to other programs
     oom_patience: float = 10.0  #: from running out of memory to the next larger batch; it doubles with each time, up to
     oom_patience_max: float = 600.0
@@ -104,7 +106,7 @@ class Engine:
         self._ranked: list[Device] = []  # without isolation, by rank
         self._homes: dict[str, list[Device]] = {}  # network -> `_home`, forgotten by `_placement_changed`
         self._batches = 0
-        self._short = False  # some device has no memory for the rows whose turn it is
+        self._deferred = False  # some device left rows that others were to take, or has no memory for those whose turn it is
         self._seq = 0
         self._pings = 0
 
@@ -252,6 +254,7 @@ class Engine:
             return
         self.frames[frame] = f
         entry.frames += 1
+        entry.strict += sender.strict
         self._unfilled[network] += rows
         self._fill_backlog += fill_cost
         self._to_fill[network].push((sender.station, bool(sender.live)), f.due, f.seq, f, cost=max(fill_cost, 1e-4 * rows))
@@ -364,6 +367,7 @@ class Engine:
         del self.frames[f.id]
         entry = self.networks[f.network]
         entry.frames -= 1
+        entry.strict -= f.sender.strict
         self._drop_if_drained(now, f.network)
 
     def _queue(self, f: Frame) -> ReadyQueue:
@@ -390,12 +394,12 @@ class Engine:
         self._fill(now)
         before = self._batches
         again = True
-        while again:  # rows that wait for memory on one device may have gone to another, and what came behind them is first now
-            batches, self._short = self._batches, False
+        while again:  # what one device leaves to others depends on what they have taken
+            batches, self._deferred = self._batches, False
             for device in self._ranked:
                 while device.state in LIVE and device.free_slots() > 0 and self._dispatch_one(now, device):
                     pass
-            again = self._short and self._batches > batches
+            again = self._deferred and self._batches > batches
         if self._suspects:
             self._isolate(now)
         if self._batches > before:
@@ -439,22 +443,26 @@ class Engine:
         entry = self.networks[network]
         head = self._to_fill[network].urgent()
         lead = self.config.live_lead * (head.fill_cost if head else 0.0) + 0.005
-        rows, later = room(now, [(d, self._live_rows(d, network)) for d in self._home(network)], lead)
+        rows, later = room(now, [(d, *self._live_batch(d, network)) for d in self._home(network)], lead)
         rows -= sum(entry.decoded.values())
         if rows <= 0 and later < inf:
             self._timers.set(("live", network), later)
         return rows
 
-    def _live_rows(self, device: Device, network: str) -> int:
+    def _live_batch(self, device: Device, network: str) -> tuple[int, float]:
+        """Rows and seconds of a batch for live streams."""
         costs = device.networks[network].costs
-        return most_rows(costs, self._cap(device, network), self.config.live_moment) if costs else 1
+        if costs is None:
+            return 1, 0.0
+        rows = most_rows(costs, self._cap(device, network), self.config.live_moment)
+        return rows, costs.expected(rows)
 
     def _on_live(self, now: float, network: str) -> None:
         """A device will soon take rows of a live stream; `tick` pumps."""
 
     def _drop_surplus(self, now: float) -> None:
         """A device has given back what it held: of a live stream, only what those that are left take next is worth an answer."""
-        for f in self._live.surplus(lambda network: max((self._live_rows(d, network) for d in self._home(network)), default=1)):
+        for f in self._live.surplus(lambda network: max((self._live_batch(d, network)[0] for d in self._home(network)), default=1)):
             self._refuse(now, f, "superseded", "its device was lost, and newer frames of its stream wait")
 
     def _ready_rows(self, network: str) -> int:
@@ -472,9 +480,9 @@ class Engine:
         entry = device.networks[queue.network]
         cap = self._cap(device, queue.network)
         share = -(-len(queue) // device.free_slots()) if device.parallel else len(queue)
-        most = self._fitting(device, entry, min(cap, share))
+        most = self._fitting(device, entry, min(cap, share, self._surplus(now, device, queue)))
         if not most:
-            self._short = True  # the batches that run hold the memory that it needs; nobody overtakes it, or it might wait for ever
+            self._deferred = True  # the batches that run hold the memory that it needs; nobody overtakes it, or it might wait for ever
             return False
         head = queue.head()
         assert head is not None and entry.costs is not None
@@ -489,7 +497,10 @@ class Engine:
         best: ReadyQueue | None = None
         best_due = 0.0
         for queue in self._queues.values():
-            if not len(queue) or not self._ready(device, queue.network) or device not in self._home(queue.network):
+            if not len(queue) or not self._ready(device, queue.network):
+                continue
+            if not self._surplus(now, device, queue):
+                self._deferred = True
                 continue
             head = queue.head()
             assert head is not None
@@ -499,6 +510,43 @@ class Engine:
             if best is None or head.due < best_due:
                 best, best_due = queue, head.due
         return best
+
+    def _surplus(self, now: float, device: Device, queue: ReadyQueue) -> int:
+        """Of the rows that wait there, how many this device should take; others answer the rest earlier."""
+        network = queue.network
+        home = self._home(network)
+        waiting = len(queue)
+        if device not in home:  # the CPU, beside accelerators
+            if self.networks[network].strict or any(d.kind not in self.config.spill_beside for d in home):
+                return 0
+        elif len(home) == 1:
+            return waiting
+        if self._ready_rows(network) >= self._appetite(network):
+            waiting += self._unfilled[network]  # decoding is ahead of the devices: what is not decoded waits for them, too
+        others = [self._offer(now, d, queue) for d in home if d is not device]
+        rows = min(len(queue), placement.surplus(self._offer(now, device, queue), others, waiting))
+        if not rows and device.state in LIVE and device.free_slots() > 0:
+            # Look again when one of the others should have answered, in case that it has not.
+            self._timers.set(("deferred", device.id, network, queue.shape), now + max(1e-3, min(o.first for o in others)))
+        return rows
+
+    def _on_deferred(self, now: float, device: str, network: str, shape: Shape) -> None:
+        """Another device was to have taken these rows by now; `tick` pumps."""
+
+    def _offer(self, now: float, device: Device, queue: ReadyQueue) -> placement.Offer:
+        """What the device can do for the queue's rows, after the batches that run there and after what waits there for it alone."""
+        network = queue.network
+        costs, rows = device.networks[network].costs, min(self._cap(device, network), len(queue))
+        assert costs is not None
+        ends = sorted(max(0.0, b.sent + b.expected - now) for b in device.running.values())
+        if device.parallel:
+            free_in = ends[0] if ends and device.free_slots() <= 0 else 0.0
+            return placement.Offer(free_in, costs.latency(rows), costs.expected(rows) / device.slots, rows)
+        free_in = ends[-1] if ends else 0.0
+        for other in self._queues.values():
+            if other is not queue and len(other) and (home := self._home(other.network)) and device in home:
+                free_in += self._work([device], other.network, len(other)) / len(home)
+        return placement.Offer(free_in, costs.latency(rows), costs.expected(rows), rows)
 
     def _hold(self, device: Device, network: str, head: Frame) -> float:
         """Until when rows may wait for company.

@@ -51,11 +51,11 @@ def most_rows(costs: Costs, cap: int, moment: float) -> int:
     return cap
 
 
-def room(now: float, devices: Iterable[tuple[Device, int]], lead: float) -> tuple[int, float]:
+def room(now: float, devices: Iterable[tuple[Device, int, float]], lead: float) -> tuple[int, float]:
     """How many rows may be in decoding, or decoded and waiting, and when that will be more. `devices`: those that serve the network, with
-    the rows of a batch there; `lead`: seconds before a device's slot is free that decoding should begin."""
+    the rows of a batch there and its seconds; `lead`: seconds before a device can take rows that decoding should begin."""
     rows, later = 0, inf
-    for device, most in devices:
+    for device, most, seconds in devices:
         ends = [b.sent + b.expected - lead for b in device.running.values()]
         if device.parallel:
             soon = max(device.free_slots(), 0) + sum(end <= now for end in ends)
@@ -63,6 +63,7 @@ def room(now: float, devices: Iterable[tuple[Device, int]], lead: float) -> tupl
             # In a pipeline a row would wait behind the batches that run (measured at 5 fps: answers 0.43 s old instead of 0.23).
             ends = [max(ends)] if ends else []
             soon = int(not ends or ends[0] <= now)
-        rows += most * max(soon, most > 1)
+        batches = soon * (1 + int(lead / seconds)) if seconds > 0 else soon  # so many are run while one is decoded
+        rows += most * max(batches, most > 1)
         later = min([later, *(end for end in ends if end > now)])
     return rows, later

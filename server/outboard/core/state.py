@@ -29,6 +29,7 @@ class Sender:
 
     station: str = ""  #: "": single requests, which together are one station
     live: str = ""  #: id of the live stream
+    strict: bool = False  #: not to be answered by the CPU while an accelerator serves
 
 
 ANYBODY = Sender()
@@ -44,6 +45,7 @@ class Network:
     standby: str = "hot"
     current: bool = True  #: new frames may be admitted; False once a newer version has taken over
     frames: int = 0  #: unfinished frames
+    strict: int = 0  #: those of them that must not spill over
     deaths: dict[str, int] = field(default_factory=dict)  #: device -> workers that died in succession while they loaded it
     decoded: dict[int, int] = field(default_factory=dict)  #: live frames that are being decoded, or are and wait: id -> rows
 
