@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,15 +107,15 @@ def repository(folder: Path) -> Path:
     return folder
 
 
-def film() -> list[tuple[bytes, dict[str, int]]]:
-    """(JPEG, where the disc is) of LOOP 4K frames: a photograph with a little noise, and the disc on a closed path over all of it."""
+def film(numbers: Iterable[int] = range(LOOP)) -> list[tuple[bytes, dict[str, int]]]:
+    """(JPEG, where the disc is) of 4K frames: a photograph with a little noise, and the disc on a closed path over all of it."""
     from skimage import data
 
     rng = np.random.default_rng(0)
     photo = np.asarray(Image.fromarray(data.chelsea()).resize(SIZE)).astype(np.int16)
     background = np.clip(photo + rng.normal(0, 6, photo.shape), 0, 255).astype(np.uint8)
     frames = []
-    for n in range(LOOP):
+    for n in numbers:
         turn = 2 * math.pi * n / LOOP
         x = round(SIZE[0] / 2 + (SIZE[0] / 2 - 60) * math.sin(turn))
         y = round(SIZE[1] / 2 + (SIZE[1] / 2 - 60) * math.sin(3 * turn + 0.4))
@@ -196,7 +196,9 @@ def memory(server: psutil.Process) -> dict[str, float]:
     sizes = {}
     for process in [server, *server.children()]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            sizes["front" if process == server else f"worker {process.pid}"] = (process.memory_info().rss - process.memory_info().shared) / 1e6
+            sizes["front" if process == server else f"worker {process.pid}"] = (
+                process.memory_info().rss - process.memory_info().shared
+            ) / 1e6
     return sizes
 
 

@@ -76,14 +76,15 @@ class FrameStream:
 
     policy: "live": the newest frame wins, and what it displaces is dropped; "lossless": nothing is dropped, the source waits.
     session, after: resume the session of an earlier process, whose outcomes up to `after` are held.
-    in_flight: frames that may be on their way at once (default: 8 live, 64 lossless), `in_flight_bytes` likewise.
+    in_flight: frames that may be on their way at once (default: 32 live, 64 lossless), `in_flight_bytes` likewise; in `live` also no more
+    than half a second of what the uplink carries.
     eager: take frames as fast as the source gives them. False (live): take the next one when it can be sent, for a source that itself
     forgets all but the newest.
     uplink: the JPEG quality of images that are not encoded yet; in `live` it follows the link.
     silence: seconds without a word from the server after which the link counts as dead (it says something every few seconds).
     durable: the session outlives this process. An outcome counts as held when `ack` says so, and leaving does not stop the stream.
     expect: names of the parts that each bundle should have.
-    options: those of `Client.predict`.
+    options: those of `Client.predict`, without `deadline_ms` (`max_age_ms` counts from capture).
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class FrameStream:
         self._backoff = backoff or Backoff()
         self._silence = silence
         self._give_up = math.inf if give_up is None else give_up
-        self._window = in_flight or (8 if policy == "live" else 64)
+        self._window = in_flight or (32 if policy == "live" else 64)
         self._window_bytes = in_flight_bytes
         self._eager = eager or policy == "lossless"
         self._durable = durable
@@ -221,7 +222,7 @@ class FrameStream:
     def _room(self) -> bool:
         books = self._ledger
         if not self._eager:
-            return self._figures.connected and not books.queued and books.in_flight < self._window
+            return self._figures.connected and not books.queued and books.in_flight < self._window and self._link_has_room()
         if books.live:
             return books.open < _UNCLAIMED
         return books.open < self._window and books.nbytes < self._window_bytes
@@ -339,7 +340,7 @@ class FrameStream:
         books = self._ledger
         window = min(self._window, self._limits.window or self._window)
         while True:
-            await self._until(lambda: bool(books.queued) and books.in_flight < window)
+            await self._until(lambda: bool(books.queued) and books.in_flight < window and self._link_has_room())
             taken = books.take()
             assert taken is not None
             seq, frame = taken
@@ -355,6 +356,10 @@ class FrameStream:
             self.uplink.sent(seq, len(message), time.monotonic())
             await link.send(message)
             self._notify()
+
+    def _link_has_room(self) -> bool:
+        books = self._ledger
+        return not books.live or books.in_flight < 2 or books.nbytes < self.uplink.room
 
     async def _sized(self, seq: int, frame: Frame) -> tuple[bytes, str]:
         """The frame's message within the server's limits, or why there is none (S03: a message too big costs the link, not only itself)."""

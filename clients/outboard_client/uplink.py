@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 #: Share of the measured rate that frames may use: the rest is for what the link does next.
 SHARE = 0.8
 #: How much of the past counts on, with each frame that the link held up: the last five or so decide.
 _MEMORY = 0.8
+#: Seconds of what a full link carries that may be on their way: more would only wait in its buffers, and grow old.
+_AHEAD = 0.5
 #: After so many frames in a row that the link did not hold up, what it carried before is forgotten.
 _FREE = 20
 
@@ -44,6 +47,11 @@ class Uplink:
     def bytes_per_s(self) -> float:
         """What the link carried when it was full; 0: it was not, lately."""
         return self._bytes / self._seconds if self._seconds else 0.0
+
+    @property
+    def room(self) -> float:
+        """Bytes that may be on their way at once; infinite while the link is not what limits."""
+        return _AHEAD * self.bytes_per_s or math.inf
 
     def sent(self, seq: int, nbytes: int, began: float) -> None:
         """A message of `nbytes` began to be handed to the link at `began`, in seconds."""

@@ -101,7 +101,7 @@ async def test_live_keeps_the_newest_and_accounts_for_the_rest(server: Server) -
     balanced(stream, outcomes, 180)
     assert 5 <= stream.figures.answered < 120 and sum(stream.figures.dropped.values()) > 30
     ages = [o.age for o in outcomes if isinstance(o, Result)]
-    assert np.median(ages) < 2.0
+    assert np.median(ages) < 6 * 3 / stream.figures.answered, "older than six answers"
 
 
 async def test_a_lazy_live_stream_takes_a_frame_when_it_can_be_sent(server: Server) -> None:
@@ -163,6 +163,48 @@ async def test_over_a_link_that_is_cut_again_and_again_every_frame_is_answered_o
     balanced(stream, outcomes, 400)
     assert all(isinstance(o, Result) and right(o) for o in outcomes)
     assert stream.figures.links > 5 and stream.figures.resumed >= stream.figures.links - 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+async def test_over_a_link_that_is_cut_every_2_seconds_for_a_minute_every_frame_is_answered_once(server: Server) -> None:
+    async with linked(server.url) as (link, url):
+        stream = FrameStream(FINDER, url, policy="lossless")
+
+        async def cutting() -> None:
+            for _ in range(30):
+                await asyncio.sleep(2)
+                link.cut()
+
+        cutter = asyncio.create_task(cutting())
+        outcomes = await collect(stream, numbered(900, fps=15))
+        await cutter
+    balanced(stream, outcomes, 900)
+    assert all(isinstance(o, Result) and right(o) for o in outcomes) and link.cuts > 29
+    assert stream.figures.resumed >= stream.figures.links - 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+async def test_a_model_that_stalls_for_a_minute_costs_no_link(tmp_path: Path) -> None:
+    """100 frames are on their way meanwhile; what the link says of itself are the server's heartbeats."""
+    graphs.write_model(tmp_path, "stalling", graphs.sleeper(600), graphs.toml("tensor", "tensor", (32, 32), rest="[batching]\nmax = 1"))
+    with serving(tmp_path) as server:
+        stream = FrameStream("stalling", server.url, policy="lossless", in_flight=100)
+        outcomes = await collect(stream, [PICTURES[0]] * 120)
+    balanced(stream, outcomes, 120)
+    assert all(isinstance(o, Result) for o in outcomes) and max(o.age for o in outcomes) > 15
+    assert (stream.figures.links, stream.figures.closed) == (1, {})
+
+
+@pytest.mark.long
+async def test_thirty_frames_a_second_to_a_model_that_does_six_stay_young(server: Server) -> None:
+    stream = FrameStream("slow", server.url)
+    outcomes = await collect(stream, numbered(900, fps=30))
+    balanced(stream, outcomes, 900)
+    ages = [o.age for o in outcomes if isinstance(o, Result)]
+    between = 30 / stream.figures.answered  # seconds between two answers, on this machine, now
+    assert stream.figures.answered > 30 and np.median(ages) < 4 * between, f"median age {np.median(ages)}, {between} s between answers"
 
 
 async def test_a_live_stream_is_resumed_too(server: Server) -> None:
@@ -230,16 +272,20 @@ async def test_live_over_a_slow_uplink_lowers_the_quality_and_stays_young(server
     async with linked(server.url) as (link, url):
         link.bytes_per_s = 1.5e6
         uplink = Uplink(fps=10, lowest=20, highest=90)
-        stream = FrameStream("rgb", url, uplink=uplink, in_flight=4)
+        stream = FrameStream("rgb", url, uplink=uplink)
+
+        seen: list[tuple[int, float]] = []
 
         async def camera() -> AsyncIterator[np.ndarray]:
             for _ in range(80):
                 await asyncio.sleep(0.1)
+                seen.append((uplink.quality, uplink.bytes_per_s))
                 yield noise
 
         outcomes = await collect(stream, camera())
     balanced(stream, outcomes, 80)
-    assert uplink.quality < 70 and 0.7e6 < uplink.bytes_per_s < 3e6
+    assert min(quality for quality, _ in seen) < 70
+    assert 0.7e6 < np.median([rate for _, rate in seen if rate]) < 3e6
     assert np.median([o.age for o in outcomes if isinstance(o, Result)]) < 2.5
 
 

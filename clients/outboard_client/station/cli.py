@@ -78,7 +78,7 @@ def run(
     lowest_quality: Annotated[int, typer.Option(min=1, max=95, help="How far it may fall in live when the uplink is slow.")] = 40,
     longest: Annotated[int, typer.Option(min=0, help="Shrink video frames to so many pixels at most; 0: no.")] = 0,
     max_age_ms: Annotated[float | None, typer.Option(help="Live: drop what is older when it could be answered.")] = None,
-    in_flight: Annotated[int | None, typer.Option(min=1, help="Frames on their way at once; default 8 live, 64 lossless.")] = None,
+    in_flight: Annotated[int | None, typer.Option(min=1, help="Frames on their way at once; default 32 live, 64 lossless.")] = None,
     min_score: Annotated[float | None, typer.Option(help="As predict takes it.")] = None,
     tile: Annotated[str | None, typer.Option(help="As predict takes it: auto, or the side of a tile in pixels.")] = None,
     transport: Annotated[str, typer.Option(help="RTSP over tcp or udp.")] = "tcp",
