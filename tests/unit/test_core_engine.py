@@ -268,6 +268,28 @@ def test_a_row_that_the_device_cannot_run_gets_a_second_opinion_from_the_cpu() -
     assert kit.state("gpu:0") == "serving"
 
 
+def test_rows_that_the_cpu_cannot_run_either_cost_the_device_nothing() -> None:
+    kit = ready("cpu", "gpu:0")
+    bad = []
+    for _ in range(5):
+        bad.append(kit.frame())
+        kit.fail("unknown", [d for d in kit.all(c.Dispatch) if d.device == "gpu:0"][-1])
+        kit.fail("unknown", kit.isolated())
+    assert {kit.end(f) for f in bad} == {"inference_failed"}
+    assert kit.state("gpu:0") == "serving"
+
+
+def test_what_the_cpu_began_while_the_device_was_away_is_told_as_degraded() -> None:
+    kit = ready("cpu")
+    kit.add("gpu:0")
+    frame = kit.frame()
+    batch = kit.last(c.Dispatch)
+    assert batch.device == "cpu"
+    kit.back("gpu:0")
+    kit.done(batch)
+    assert kit.end(frame) == "answered by cpu" and [d.degraded for d in kit.all(c.RowDone)] == [True]
+
+
 def test_a_device_that_fails_fast_does_not_win_the_traffic() -> None:
     kit = ready("cpu", "gpu:0")
     for _ in range(3):

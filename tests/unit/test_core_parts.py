@@ -210,3 +210,13 @@ def test_stretches_never_overlap_and_nothing_leaks(steps: list[int]) -> None:
     for offset in held:
         memory.free(offset)
     assert memory.alloc(16 * PAGE) == 0
+
+
+def test_sizes_that_nobody_runs_never_get_cheaper_than_smaller_ones() -> None:
+    costs = Costs([(1, 0.001), (2, 0.0011), (4, 0.0012)])
+    rng = random.Random(5)
+    for _ in range(20_000):
+        costs.observe(3, rng.choice([0.0001, 0.0002, 0.004]))
+        costs.observe(2, 0.002)
+    seconds = [s for _, s in costs.table()]
+    assert seconds == sorted(seconds)

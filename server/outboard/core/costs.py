@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 
 #: The knee is the smallest batch whose throughput is within 5 % of the best (design rule 4): 4 % of the best that was measured, and one
@@ -92,6 +93,9 @@ class Costs:
         for i in near:
             self._seconds[i] *= 1 + SHAPE_LEARNING * (ratio - 1)
             self._alone[i] *= 1 + SHAPE_LEARNING * (ratio - 1)
+        # Sizes that are never run are corrected by their neighbours only: no batch may come out cheaper than a smaller one.
+        self._seconds = list(accumulate(self._seconds, max))
+        self._alone = list(accumulate(self._alone, max))
         self._knees.clear()
 
     def knee(self, most: int) -> int:

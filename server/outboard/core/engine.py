@@ -583,6 +583,7 @@ class Engine:
         # overestimate on to the next batch for as long as the pipeline is full (seen: 30 ms expected in 546).
         ahead = 0.0 if device.parallel else sum(b.cost for b in device.running.values())
         batch = Batch(self._batches, device.id, device.generation, network, rows, now, alone, expected, expected + ahead)
+        batch.degraded = self._answers_degraded(device, network)
         device.running[batch.id] = batch
         for f, _ in rows:
             f.batches += 1
@@ -711,6 +712,10 @@ class Engine:
         """An accelerator that the user asked for does not serve now."""
         return any(d.kind in ("gpu", "sim") and d.state not in ("serving", "off") for d in self.devices.values())
 
+    def _answers_degraded(self, device: Device, network: str) -> bool:
+        """The CPU's answers are degraded when it stands in for an accelerator, not when it helps a busy one."""
+        return device.kind in ("cpu", ISOLATION) and (self.degraded() or self._displaced(network))
+
     def _displaced(self, network: str) -> bool:
         """Accelerators serve, but none of them this network: it does not fit there, or it does not run there."""
         serving = [d for d in self._ranked if d.kind != "cpu" and d.state in LIVE]
@@ -728,7 +733,7 @@ class Engine:
         entry = d.networks.get(b.network)
         if entry is not None and entry.costs is not None:
             entry.costs.observe(len(b.rows), seconds, b.alone)
-        degraded = d.kind in ("cpu", ISOLATION) and (self.degraded() or self._displaced(b.network))
+        degraded = b.degraded or self._answers_degraded(d, b.network)
         for index, (f, row) in enumerate(b.rows):
             if not f.finished and row in f.waiting:
                 f.waiting.discard(row)
@@ -783,10 +788,14 @@ class Engine:
             for f, row in rows:
                 self._suspect(f)
                 self._suspects.add(f, row)
+                f.failed_on = d.id
             d.failures += 1
         else:
             slug = {"input": "bad_input", "oom": "memory_full"}.get(kind, "inference_failed")
             for f, _ in rows:
+                if f.failed_on and kind != "oom":  # the CPU cannot run it either: the device that tried it first is not to blame
+                    accused = self.devices[f.failed_on]
+                    accused.failures = max(0, accused.failures - 1)
                 self._refuse(now, f, slug, message, 1.0 if kind == "oom" else None)
         self._release_rows(now, b)
         if d.failures >= self.config.failures:

@@ -74,6 +74,7 @@ class Frame:
     batches: int = 0  #: batches that hold its rows, those of lost but living workers included
     suspect: bool = False  #: its worker died unexplained, or could not run it alone: its rows run alone, in the isolation worker
     deaths: list[tuple[str, float]] = field(default_factory=list)  #: (device, when): unexplained deaths of workers that held it
+    failed_on: str = ""  #: the accelerator that could not run it alone, until the isolation worker's second opinion
 
     @property
     def due(self) -> float:
@@ -93,6 +94,7 @@ class Batch:
     cost: float  #: expected seconds of the batch by itself
     expected: float  #: seconds from `sent` to its end: a pipeline runs those before it first
     overdue: bool = False  #: its rows were queued again elsewhere; a late answer may still win
+    degraded: bool = False  #: when it was sent, the device stood in for an accelerator
 
 
 @dataclass(slots=True)
