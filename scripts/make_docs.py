@@ -61,6 +61,7 @@ def settings_table() -> str:
         *_rows(settings.Settings),
         *_rows(settings.Limits, "limits."),
         *_rows(settings.Failback, "failback."),
+        *_rows(settings.Streams, "streams."),
         *_rows(settings.Http, "http."),
         *_rows(settings.Oip, "oip."),
     ]

@@ -117,6 +117,7 @@ class Station:
                     compression=None,
                     open_timeout=30,
                     close_timeout=0.2,
+                    ping_interval=None,
                 ) as link:
                     await self._use(link)
             except ConnectionClosed as e:

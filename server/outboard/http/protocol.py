@@ -77,14 +77,19 @@ async def _receive_to_the_end(cycle: RequestResponseCycle) -> ASGIReceiveEvent:
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """For `uvicorn.Config(ws=…)`."""
 
+    _heard = 0.0  #: when something was last read
+
     def keepalive_timeout(self) -> None:
-        """No pong has come. While this side does not read, which is how back-pressure works, it may well be there: wait on."""
-        if self.read_paused and self.ping_timeout is not None:
+        """No pong has come. It may well be on its way: this side does not read for a while, which is how back-pressure works, or what was
+        sent before it is still coming. Only silence means that nobody is there."""
+        if self.ping_timeout is not None and (self.read_paused or self._heard > self.ping_sent_at):
+            self.ping_sent_at = self.loop.time()
             self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
         else:
             super().keepalive_timeout()
 
     def data_received(self, data: bytes) -> None:
+        self._heard = self.loop.time()
         if self.conn.parser_exc is None:
             super().data_received(data)
         elif self.close_timer is not None:
