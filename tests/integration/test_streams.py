@@ -142,6 +142,7 @@ def test_a_frame_without_a_seq_ends_the_link(quick: Server, message: bytes, why:
         packed(1, b"")[:16] + (2).to_bytes(4, "big") + b"[]" + JPEG,
         packed(1, JPEG, parts=[]),
     ],
+    ids=["longer than the message", "not an object", "a bundle of nothing"],
 )
 def test_a_frame_whose_header_cannot_be_read_is_dropped_by_its_seq(quick: Server, message: bytes) -> None:
     with talk(quick, "rgb", framed=True) as link:
