@@ -238,11 +238,18 @@ class Referee:
             or arrival.rows * arrival.shape[0] * arrival.shape[1] * arrival.shape[2] > self.engine.memory.size,
             "overloaded": self.open > 1 or arrival.allowed < GENEROUS,
             "deadline_missed": now >= f.deadline,
+            "superseded": slug != "superseded" or self._newer_waits(arrival),
         }
         self._must(
             expected.get(slug, True), f"frame {frame} ({arrival.flaw or 'nothing wrong with it'}) is refused: {slug}: {command.detail}"
         )
         self._end(now, f, slug)
+
+    def _newer_waits(self, arrival: Arrival) -> bool:
+        """A frame of its live stream that came later has no end yet."""
+        live = self.scenario.sender(arrival).live
+        later = list(self.frames)[list(self.frames).index(arrival.frame) + 1 :]
+        return bool(live) and any(not self.frames[n].end and self.scenario.sender(self.frames[n].arrival).live == live for n in later)
 
     def _end(self, now: float, f: FrameRecord, end: str) -> None:
         late = now - f.deadline - self.scenario.lateness
@@ -281,7 +288,9 @@ class Referee:
                 assert head is not None
                 for d in home:
                     holds = len(queue) < engine._cap(d, network) and now <= engine._hold(d, network, head) + self.scenario.lateness
-                    idle = d.free_slots() > 0 and not holds and not self._waits_for_memory(d)
+                    deferred, _ = engine._timers._at.get(("deferred", d.id, network, queue.shape), (0.0, 0))
+                    deferred = now <= deferred + self.scenario.lateness  # to a quicker device
+                    idle = d.free_slots() > 0 and not holds and not deferred and not self._waits_for_memory(d)
                     self._must(not idle, f"{len(queue)} ready rows of {network} wait while {d.id} has {d.free_slots()} free slots")
             if home and not waiting and engine._filling < engine.config.fill_slots:
                 self._nothing_waits_to_be_filled(network)
@@ -296,7 +305,9 @@ class Referee:
         undecoded = [f for f in engine.frames.values() if not f.finished and not f.filled and not f.filling]
         largest = max((length for _, length in engine.memory._free), default=0)
         fits = all(-(-f.rows * f.row_bytes // PAGE) * PAGE <= largest for f in undecoded)
-        mine = [f.id for f in undecoded if f.network == network]
+        # A live frame is decoded when a device is about to take it, not before.
+        early = bool(engine.networks[network].decoded) or any(d.running for d in engine._home(network))
+        mine = [f.id for f in undecoded if f.network == network and not (early and f.sender.live)]
         self._must(
             not (mine and fits), f"frames {mine} wait to be decoded while decode threads, memory and a device for {network} are free"
         )

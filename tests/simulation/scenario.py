@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outboard.core.engine import ISOLATION
+from outboard.core.state import ANYBODY, Sender
 
 SHAPES = [(64, 64, 3), (32, 48, 3), (64, 64, 1), (16, 200, 3)]
 
@@ -88,6 +89,13 @@ class Scenario:
     grid: float  #: times are rounded up to multiples of this, so that things happen at the same time; 0: not rounded
     lateness: float  #: the driver's timers come up to this much late
     horizon: float  #: no faults any more from here on
+
+    def sender(self, arrival: Arrival) -> Sender:
+        """In a third of the scenarios frames come from stations, too: one whose newest frame wins, two that wait."""
+        if self.seed % 3:
+            return ANYBODY
+        name = ("", "drone", "drone", "drone", "patient", "modest")[arrival.frame % 6]
+        return Sender(name, live=f"drone.{arrival.model}" if name == "drone" else "")
 
     def without(self, start: int, stop: int) -> Scenario:
         return replace(self, happenings=self.happenings[:start] + self.happenings[stop:])

@@ -44,7 +44,8 @@ def test_nothing_is_lost_doubled_or_wrong() -> None:
             pytest.fail(report(generate(seed)), pytrace=False)
         ends += outcome
     # A simulation in which nothing happens would find nothing.
-    for end in ("answered", "deadline_missed", "overloaded", "memory_full", "model_not_ready", "client_left", "poison_frame", "bad_input"):
+    refusals = ("deadline_missed", "overloaded", "memory_full", "model_not_ready", "client_left", "poison_frame", "bad_input", "superseded")
+    for end in ("answered", *refusals):
         assert ends[end] > 0, f"no frame of any world ended as {end}: {ends}"
     assert ends["answered"] > sum(ends.values()) / 2
 

@@ -60,6 +60,7 @@ class World:
             load_limit=30.0,
             isolation_idle=5.0,
             headroom=1 << 20,
+            spill_beside=("gpu", "sim") if scenario.seed % 2 else (),
             failback=FAILBACK,
         )
         self.engine = engine(config, seed=scenario.seed)
@@ -156,6 +157,7 @@ class World:
             deadline=self.now + a.allowed,
             fill_cost=a.fill_cost,
             digest=a.digest if self.engine.poison else b"",
+            sender=self.scenario.sender(a),
         )
         self._act("admit", a.frame)
         if a.leaves is not None:

@@ -303,7 +303,11 @@ def test_while_nobody_is_there_the_bounds_hold() -> None:
 
 
 def test_lossless_is_full_at_its_window_and_live_is_not() -> None:
-    for policy, bounds, full in (("lossless", {"window": 3}, True), ("lossless", {"window_bytes": 30}, True), ("live", {"window": 3}, False)):
+    for policy, bounds, full in (
+        ("lossless", {"window": 3}, True),
+        ("lossless", {"window_bytes": 30}, True),
+        ("live", {"window": 3}, False),
+    ):
         s = stream(policy, **bounds)
         for seq in (1, 2, 3):
             assert not s.full()
