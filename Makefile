@@ -15,8 +15,8 @@ models: venv ## fetch the weights of the shipped models and the sample photograp
 serve: models ## serve models/ on http://127.0.0.1:8000 with whatever device is there (more flags: ARGS="--port 9000")
 	@exec .venv/bin/outboard serve --models models $(ARGS)
 
-test: models lint ## everything that must pass before a commit, in minutes (ARGS="-k word" narrows it)
-	$(python) -m pytest $(ARGS)
+test: models lint ## everything that must pass before a commit, in minutes (ARGS="-k word" narrows it; two processes: most of it waits)
+	$(python) -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-long: models ## the tests that take long, too
 	$(python) -m pytest -m "long or not long" --timeout 1800 $(ARGS)

@@ -101,7 +101,7 @@ def test_every_panel_of_the_dashboard_has_data(server: Server, prometheus: httpx
             lost = server.client.post("/v1/devices/sim:0/fault", json={"fault": "unplug"}).status_code == 200
         try:
             missing = {name: q for name, q in missing.items() if not _has_data(prometheus, q)}
-        except httpx.TransportError:
+        except (httpx.TransportError, httpx.HTTPStatusError):
             pass  # it is still starting
         time.sleep(0.1)
     server.client.post("/v1/devices/sim:0/fault", json={"fault": "replug"})
@@ -109,7 +109,7 @@ def test_every_panel_of_the_dashboard_has_data(server: Server, prometheus: httpx
 
 
 def _has_data(prometheus: httpx.Client, query: str) -> bool:
-    answer = prometheus.get("/query", params={"query": query}).json()
+    answer = prometheus.get("/query", params={"query": query}).raise_for_status().json()
     assert answer["status"] == "success", f"{query}: {answer}"
     return any(sample["value"][1] != "NaN" for sample in answer["data"]["result"])
 
@@ -119,7 +119,7 @@ def test_a_lost_device_raises_the_alert(server: Server, prometheus: httpx.Client
     server.client.post("/v1/devices/sim:0/fault", json={"fault": "unplug"})
 
     def pending() -> bool:
-        alerts = prometheus.get("/alerts").json()["data"]["alerts"]
+        alerts = prometheus.get("/alerts").raise_for_status().json()["data"]["alerts"]
         return any(a["labels"]["alertname"] == "OutboardDeviceAway" and a["labels"]["device"] == "sim:0" for a in alerts)
 
     server.until(pending, 30, "the alert is at least pending")

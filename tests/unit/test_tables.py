@@ -24,7 +24,7 @@ MODELS = [
     }
     for name in ("efficientnet_lite0", "efficientnet_lite0_torch", "yolov2_tiny")
 ]
-DEVICE = {
+QUARANTINED = {
     "id": "sim:0",
     "name": "simulated eGPU over thunderbolt4, 8 GiB",
     "state": "quarantined",
@@ -32,9 +32,16 @@ DEVICE = {
     "concurrency": 2,
     "losses": 4,
     "why": "lost 4 times within 10 minutes",
-    "until": (datetime.now(UTC) + timedelta(minutes=12, seconds=20)).isoformat(),
-    "last_loss": {"at": (datetime.now(UTC) - timedelta(minutes=3)).isoformat(), "why": "unplugged (simulated)"},
 }
+
+
+def quarantined() -> dict:
+    """Lost 3 minutes ago, tried again in a little more than 12."""
+    now = datetime.now(UTC)
+    return QUARANTINED | {
+        "until": (now + timedelta(minutes=12, seconds=20)).isoformat(),
+        "last_loss": {"at": (now - timedelta(minutes=3)).isoformat(), "why": "unplugged (simulated)"},
+    }
 
 
 def printed(show, entries, width: int) -> str:
@@ -66,11 +73,11 @@ def test_what_is_wrong_with_a_model_is_one_line() -> None:
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_a_device_shows_its_quarantine_and_its_history(width: int) -> None:
-    shown = " ".join(printed(tables.print_devices, [DEVICE], width).split())
+    shown = " ".join(printed(tables.print_devices, [quarantined()], width).split())
     assert "sim:0" in shown and "quarantined, 12 min left" in shown and " 4 " in shown
     assert "lost 4 times" in shown
 
 
 def test_the_last_loss_is_told_with_its_age() -> None:
-    shown = printed(tables.print_devices, [DEVICE], 250)
+    shown = printed(tables.print_devices, [quarantined()], 250)
     assert "last lost 3 min ago: unplugged (simulated)" in shown
