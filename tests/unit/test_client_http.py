@@ -59,7 +59,8 @@ def test_what_is_encoded_is_sent_as_it_is(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "image", [np.zeros((4, 4)), np.zeros((4, 4, 2), np.uint8), np.zeros((0, 4, 3), np.uint8), Image.new("F", (4, 4)), Image.new("I", (4, 4))]
+    "image",
+    [np.zeros((4, 4)), np.zeros((4, 4, 2), np.uint8), np.zeros((0, 4, 3), np.uint8), Image.new("F", (4, 4)), Image.new("I", (4, 4))],
 )
 def test_what_has_no_meaning_as_an_image_is_refused(image) -> None:
     with pytest.raises(ValueError, match="expected|convert"):

@@ -62,10 +62,10 @@ def test_the_limit_is_kept_on_the_disk(tmp_path: Path) -> None:
     kept = spool(tmp_path, OVERHEAD + 8 * ROOM)
     n = 0
     for _ in range(4):  # filled and emptied: space is used again
-        while kept.room(ROOM):
+        while kept.fitting([entry(0, ROOM)]):
             n += 1
             assert kept.add([entry(n, ROOM)])
-        assert kept.nbytes == 8 * ROOM
+        assert kept.nbytes == 8 * ROOM and kept.fitting([entry(0, 0), entry(0, 1)]) == 1
         assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= kept.limit
         kept.settle(n)
     kept.close()

@@ -66,8 +66,9 @@ class Station:
                 await self._sidecar(outcome)
 
     async def _frames(self) -> AsyncGenerator[Frame]:
-        async for one in self.source.frames(set()):
-            yield Frame(one.image, one.captured, one.meta)
+        async with contextlib.aclosing(self.source.frames(set())) as captured:
+            async for one in captured:
+                yield Frame(one.image, one.captured, one.meta)
 
     async def _over_the_spool(self, spool: Spool) -> None:
         taken = await self._on_disk(spool.taken, self.source.name)
@@ -115,14 +116,19 @@ class Station:
                 batch.append(waiting.get_nowait())
             ended = batch[-1] is None
             entries = [Entry(c.image, c.captured, c.meta, self.source.name, c.key) for c in batch if c is not None]
-            while entries and not (spool.room(sum(len(e.image) for e in entries)) and await self._on_disk(spool.add, entries)):
-                if self.source.live:  # it does not wait: these are lost, and counted
+            while entries:
+                room = spool.fitting(entries)
+                if room and await self._on_disk(spool.add, entries[:room]):
+                    self.spooled += room
+                    del entries[:room]
+                    self._wake.set()
+                elif not room and not spool.frames:
+                    raise SpoolError(f"a frame of {len(entries[0].image)} bytes does not fit into a spool of {spool.limit}; raise its limit")
+                elif self.source.live:  # it does not wait: these are lost, and counted
                     self.refused += len(entries)
-                    entries = []
+                    entries.clear()
                 else:
                     await asyncio.sleep(_SYNC_SECONDS)
-            self.spooled += len(entries)
-            self._wake.set()
 
     # Out of it.
 

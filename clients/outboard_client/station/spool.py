@@ -10,6 +10,7 @@ Several frames go into one transaction when they come faster than the disk syncs
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import sqlite3
 from collections.abc import Sequence
@@ -87,8 +88,10 @@ class Spool:
             self._db.execute("VACUUM")  # an empty spool gives its space back
         self._db.close()
 
-    def room(self, nbytes: int) -> bool:
-        return self.nbytes + nbytes <= self.limit - OVERHEAD
+    def fitting(self, entries: Sequence[Entry]) -> int:
+        """How many of them, from the first on, there is room for."""
+        totals = itertools.accumulate(len(e.image) for e in entries)
+        return sum(self.nbytes + total <= self.limit - OVERHEAD for total in totals)
 
     def add(self, entries: Sequence[Entry]) -> bool:
         """Keep the frames; on the disk when this returns. False: the disk is full, and nothing was kept."""
