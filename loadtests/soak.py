@@ -52,8 +52,8 @@ def pictures() -> list[tuple[str, bytes]]:
 
 
 def memory(server: psutil.Process) -> dict[str, dict[str, float]]:
-    """Process -> {"rss", "pss"} in MB; "front", and "worker PID" for each worker. What a worker starts to compile a model in is left out: it
-    grows while it compiles, and then ends."""
+    """Process -> {"rss", "pss"} in MB; "front", and "worker PID" for each worker. What a worker starts to compile a model in is left out:
+    it grows while it compiles, and then ends."""
     out = {}
     for process in [server, *server.children()]:
         try:

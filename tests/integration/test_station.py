@@ -219,7 +219,7 @@ def test_what_cannot_work_is_told_at_once(server: Server, tmp_path: Path) -> Non
             "such as 500MB",
         ),
         (["run", source, "--model", FINDER, "--url", "localhost:1"], 2, "expected http"),
-        (["run", source, "--model", FINDER, "--policy", "lossless", "--spool", tmp_path / "t", "--spool-limit", (16 << 20) + 9], 1, "not fit"),
+        (["run", source, "--model", FINDER, "--policy", "lossless", "--spool", tmp_path / "t", "--spool-limit", 16_777_225], 1, "not fit"),
         (["run", source, "--model", "nothing", "--url", server.url], 1, "model_not_found"),
         (["run", source, "--model", FINDER, "--url", "http://127.0.0.1:9", "--give-up", "0.1"], 1, "no link for"),
         (["run", "rtsp://127.0.0.1:1/x", "--model", FINDER, "--url", server.url], 1, "refused"),

@@ -123,7 +123,8 @@ class Station:
                     del entries[:room]
                     self._wake.set()
                 elif not room and not spool.frames:
-                    raise SpoolError(f"a frame of {len(entries[0].image)} bytes does not fit into a spool of {spool.limit}; raise its limit")
+                    size = len(entries[0].image)
+                    raise SpoolError(f"a frame of {size} bytes does not fit into a spool of {spool.limit}; raise its limit")
                 elif self.source.live:  # it does not wait: these are lost, and counted
                     self.refused += len(entries)
                     entries.clear()
