@@ -60,6 +60,7 @@ def settings_table() -> str:
         "|---|---|---|",
         *_rows(settings.Settings),
         *_rows(settings.Limits, "limits."),
+        *_rows(settings.Devices, "devices."),
         *_rows(settings.Failback, "failback."),
         *_rows(settings.Streams, "streams."),
         *_rows(settings.Http, "http."),
