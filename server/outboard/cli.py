@@ -242,6 +242,8 @@ def unplug(
 
 @app.command(epilog="Example: outboard replug sim:0")
 def replug(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
+    elif state == "quarantined":
+        then = f"it is tried again when its quarantine ends (`outboard devices` says when), or after `outboard devices reset {device}`"
     """Plug a simulated device in again."""
     state = _ask("POST", url, remote.device_path(device, "fault"), tables.Device, {"fault": "replug"})["state"]
     then = "it serves once it has proved itself, see `outboard devices`"

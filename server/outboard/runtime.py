@@ -550,7 +550,8 @@ class Runtime:
                     logging.WARNING if command.state in ("lost", "quarantined", "suspect") and command.device != ISOLATION else logging.INFO
                 )
                 log.log(level, "device %s is %s%s", command.device, command.state, f": {command.why}" if command.why else "")
-                metrics.device_state(command.device, command.state, self.engine.devices[command.device].history.total)
+                device = self.engine.devices[command.device]
+                metrics.device_state(command.device, command.state, device.history.total, device.quarantined_for)
                 for callback in self.on_state:
                     callback(command.device, command.state, command.why)
             case c.Starved():

@@ -39,6 +39,16 @@ def test_plugging_in_does_not_bring_an_ejected_device_back_and_says_what_does(se
     assert "it serves once it has proved itself" in done.stdout
 
 
+def test_plugging_in_does_not_end_a_quarantine_and_says_what_does(server: Server) -> None:
+    server.client.post("/v1/devices/sim:0/fault", json={"fault": "wrong-answers"})
+    server.until(lambda: server.device("sim:0")["state"] == "quarantined", 60)
+    done = outboard(server, "replug", "sim:0")
+    assert "tried again when its quarantine ends" in done.stdout and "outboard devices reset sim:0" in done.stdout
+    server.client.post("/v1/devices/sim:0/fault", json={"fault": "clear"})
+    assert outboard(server, "devices", "reset", "sim:0").exit_code == 0
+    server.until(lambda: server.device("sim:0")["state"] == "serving", 60)
+
+
 def test_a_lost_device_is_listed_with_its_loss(server: Server) -> None:
     assert outboard(server, "unplug", "sim:0").exit_code == 0
     done = outboard(server, "devices")

@@ -165,6 +165,8 @@ def test_the_fourth_loss_in_ten_minutes_means_quarantine_until_an_operator_ends_
         assert 55 < left < 62, device["until"]
         metrics = server.client.get("/metrics").text
         assert 'outboard_device_state{device="sim:0",state="quarantined"} 1.0' in metrics
+        assert 'outboard_device_quarantined{device="sim:0",reason="losses"} 1.0' in metrics
+        assert 'outboard_device_quarantined{device="sim:0",reason="wrong_answers"} 0.0' in metrics
         assert f'outboard_device_lost_total{{device="sim:0"}} {device["losses"]}.0' in metrics
         ready = server.client.get("/readyz").json()
         assert ready["degraded"] and "sim:0" in ready["why"]
@@ -185,6 +187,8 @@ def test_a_device_that_came_back_answering_wrongly_serves_no_single_answer(serve
         before = books.devices["sim:0"]
         server.until(lambda: server.device("sim:0")["state"] == "quarantined", what="the golden check finds it")
         assert "it answers wrongly" in server.device("sim:0")["why"]
+        metrics = server.client.get("/metrics").text
+        assert 'outboard_device_quarantined{device="sim:0",reason="wrong_answers"} 1.0' in metrics
         books.go_on(server)
         assert books.devices["sim:0"] <= before + 4, "only what was on its way"
 

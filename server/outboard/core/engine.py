@@ -1120,6 +1120,7 @@ class Engine:
             self._timers.set(("retry", d.id), now + d.history.retry())
 
     def _blame(self, now: float, d: Device, taken: list[Batch]) -> None:
+            d.quarantined_for = "wrong_answers" if quarantine else "losses"
         """An unexplained death: the frames that the worker held are suspects; the one that ran alone is the culprit."""
         alone = d.kind == ISOLATION
         for b in taken:

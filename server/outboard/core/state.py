@@ -128,6 +128,7 @@ class Device:
     generation: int = 0
     up: bool = False  #: the worker of this generation has said hello
     networks: dict[str, OnDevice] = field(default_factory=dict)
+    quarantined_for: Literal["losses", "wrong_answers"] = "losses"  #: what the last quarantine was for
     running: dict[int, Batch] = field(default_factory=dict)
     since: float = 0.0  #: when it entered its state
     heard: float = 0.0  #: when its worker was last heard

@@ -29,6 +29,10 @@ _ratio = Histogram(
 _predicted = Counter("outboard_batch_predicted_seconds", "What batches should have taken", ["device", "model"], registry=REGISTRY)
 _observed = Counter("outboard_batch_observed_seconds", "What they took", ["device", "model"], registry=REGISTRY)
 _state = Gauge("outboard_device_state", "1 for the state that the device is in", ["device", "state"], registry=REGISTRY)
+QUARANTINE_REASONS = ("losses", "wrong_answers")
+_quarantined = Gauge(
+    "outboard_device_quarantined", "1 while the device is quarantined for the reason", ["device", "reason"], registry=REGISTRY
+)
 _counted_losses: dict[str, int] = {}
 _lost = Counter("outboard_device_lost", "Times that a device was lost", ["device"], registry=REGISTRY)
 _requests = Counter("outboard_http_requests", "HTTP requests", ["route", "status"], registry=REGISTRY)
@@ -82,11 +86,16 @@ def flowing() -> Iterator[Metric]:
         yield from family.collect()
 
 
-def device_state(device: str, state: str, losses: int) -> None:
-    """A device has entered a state; it has been lost `losses` times since the start. (Not each "lost" is a loss: a look for a device that
-    is still away ends in that state again, and the loss that leads to a quarantine does not.)"""
+def device_state(device: str, state: str, losses: int, quarantined_for: str) -> None:
+    """A device has entered a state. It has been lost `losses` times since the start, its last quarantine is for `quarantined_for`.
+
+    (Not each "lost" is a loss: a look for a device that is still away ends in that state again, and the loss that leads to a quarantine
+    does not.)
+    """
     for name in STATES:
         _state.labels(device, name).set(name == state)
+    for reason in QUARANTINE_REASONS:
+        _quarantined.labels(device, reason).set(state == "quarantined" and reason == quarantined_for)
     _lost.labels(device).inc(losses - _counted_losses.get(device, 0))
     _counted_losses[device] = losses
 
