@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator
 
 
 class Link:
-    """Connections to `port` here go to the target. Bytes are counted, and never changed."""
+    """Connections to the near end go to the target. Bytes are never changed."""
 
     def __init__(self) -> None:
-        self.port = 0
         self.cuts = 0
         self.up = asyncio.Event()
         self.up.set()
@@ -67,10 +66,10 @@ async def linked(url: str) -> AsyncIterator[tuple[Link, str]]:
     near = socket.socket()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # not megabytes, as on loopback: a link holds little
     near.bind(("127.0.0.1", 0))
-    link.port = near.getsockname()[1]
+    port = near.getsockname()[1]
     server = await asyncio.start_server(accept, sock=near, limit=64 << 10)
     try:
-        yield link, f"http://127.0.0.1:{link.port}"
+        yield link, f"http://127.0.0.1:{port}"
     finally:
         server.close()
         link.cut()

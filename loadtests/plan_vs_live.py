@@ -12,18 +12,14 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import onnx
 import psutil
 import simplejpeg
@@ -37,6 +33,7 @@ from outboard.plan.arrivals import Recorded, steady
 from outboard.plan.host import photograph
 from outboard.plan.predict import quantile
 from outboard.plan.usage import size, usual_bytes
+from own_server import own_server
 
 MODEL = "mean"
 SIDE = 416  #: pixels of the network's input
@@ -96,31 +93,6 @@ def picture(width: int, height: int, nbytes: int) -> bytes:
     pixels = photograph(width, height)
     bodies = (simplejpeg.encode_jpeg(pixels, quality, "RGB", "420") for quality in range(40, 98, 3))
     return min(bodies, key=lambda body: abs(len(body) - nbytes))
-
-
-@contextmanager
-def server(models: Path, device: str) -> Iterator[tuple[str, psutil.Process]]:
-    log = models / "server.log"
-    command = [sys.executable, "-m", "outboard", "serve", "--models", models, "--port", "0", "--device", device]
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        end = time.monotonic() + 120
-        while not (found := re.search(r"listening on (http://[\w.:]+);", log.read_text())) or not ready(found[1]):
-            if process.poll() is not None or time.monotonic() > end:
-                sys.exit(f"the server did not become ready (exit status {process.poll()}):\n{log.read_text()[-3000:]}")
-            time.sleep(0.2)
-        yield found[1], psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/v1/devices/sim:0", timeout=5).json()["state"] == "serving"
-    except (httpx.TransportError, KeyError):
-        return False
 
 
 async def station(url: str, name: str, frames: list[Recorded], body: bytes, began: float, live: Live) -> None:
@@ -207,7 +179,7 @@ def main(
     missed, found = [], []
     with tempfile.TemporaryDirectory() as folder:
         models = repository(Path(folder) / "models")
-        with server(models, device) as (url, process):
+        with own_server(models, device) as (url, process, _):
             learning = steady(1, 10, 3, len(body), width, height, 0)  # the server learns what decoding costs
             asyncio.run(run_live(url, process, learning, body))
             lives = []

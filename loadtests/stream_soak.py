@@ -18,13 +18,11 @@ import itertools
 import json
 import math
 import os
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,9 +41,9 @@ from rich.table import Table
 from failing_link import linked
 from outboard_client import Drop, Figures, Frame, FrameStream, Outcome
 from outboard_client.ledger import LINK_LOST, NEWER
+from own_server import DEVICE, own_server
 
 MODEL = "disc"
-DEVICE = "sim:0"
 SIZE = 3840, 2160  #: of the frames
 INPUT = 640, 360  #: of the network
 RADIUS = 27  #: of the disc, pixels of the frame
@@ -161,34 +159,6 @@ class Books:
             self.found += 1
         else:
             self.wrong.append(f"frame {outcome.seq} (sent as {answer.meta['n']}): {distance:.1f} pixels off")
-
-
-@contextlib.contextmanager
-def own_server(models: Path, device: str) -> Iterator[tuple[str, psutil.Process]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
-        command = [sys.executable, "-m", "outboard", "serve", "--models", models, "--port", str(port), "--device", device]
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            end = time.monotonic() + 120
-            while not serving(url):
-                if server.poll() is not None or time.monotonic() > end:
-                    sys.exit(f"the server did not become ready (exit status {server.poll()}):\n{Path(log.name).read_text()[-3000:]}")
-                time.sleep(0.3)
-            yield url, psutil.Process(server.pid)
-        finally:
-            server.terminate()
-            server.wait(30)
-
-
-def serving(url: str) -> bool:
-    with contextlib.suppress(httpx.TransportError):
-        ready = httpx.get(f"{url}/readyz", params={"strict": "1"}, timeout=5)
-        return ready.status_code == 200
-    return False
 
 
 def memory(server: psutil.Process) -> dict[str, float]:
@@ -334,7 +304,7 @@ def main(
     max_growth: Annotated[float, typer.Option(help="MB a minute in the last two thirds of a run of 5 minutes or more")] = 2.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="write everything here")] = None,
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder, own_server(repository(Path(folder)), device) as (url, server):
+    with tempfile.TemporaryDirectory() as folder, own_server(repository(Path(folder)), device) as (url, server, _):
         run = asyncio.run(drive(url, server, seconds, fps, every, stall, tile, policy))
     report(run)
     failures = missed(run, {"found": min_found, "answered": min_answered, "growth": max_growth})

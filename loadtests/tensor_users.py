@@ -18,9 +18,7 @@ from urllib3 import request as http
 
 import arrivals
 import watch
-
-DTYPES = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"}
-DTYPES |= {f"{kind.upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+from outboard_client.answers import DTYPES
 
 
 @events.init.add_listener

@@ -17,15 +17,12 @@ import itertools
 import json
 import os
 import random
-import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,10 +37,11 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from own_server import DEVICE, own_server
+
 MODEL = "colour"
 SIDE = 64  #: pixels of a picture
 CHANNELS = 32
-DEVICE = "sim:0"
 FAULTS = ("unplug", "hang", "sticky", "kill", "stop", "flap")
 #: Losses that one fault counts for: a flapping plug is out four times.
 LOSSES = {"flap": 4}
@@ -248,34 +246,6 @@ class Operator:
             await asyncio.sleep(0.02)
 
 
-@contextmanager
-def own_server(models: Path, device: str, max_losses: int) -> Iterator[tuple[str, psutil.Process, Path]]:
-    """(url, process, log) of a server with two devices: the CPU and `device`."""
-    log = models / "server.log"
-    command = [sys.executable, "-m", "outboard", "serve", "--models", models, "--port", "0", "--device", device]
-    with log.open("w") as out:
-        server = subprocess.Popen([*command, "--max-losses", str(max_losses)], stdout=out, stderr=subprocess.STDOUT)
-    try:
-        end = time.monotonic() + 120
-        while not (found := re.search(r"listening on (http://[\w.:]+);", log.read_text())) or not _serves(found[1]):
-            if server.poll() is not None or time.monotonic() > end:
-                sys.exit(f"the server did not become ready (exit status {server.poll()}):\n{log.read_text()[-3000:]}")
-            time.sleep(0.2)
-        yield found[1], psutil.Process(server.pid), log
-    finally:
-        if server.poll() is not None:
-            print(f"the server has ended, with status {server.returncode}")
-        server.terminate()
-        server.wait(30)
-
-
-def _serves(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/v1/devices/{DEVICE}", timeout=5).json()["state"] == "serving"
-    except (httpx.TransportError, KeyError):
-        return False
-
-
 async def drive(url: str, server: psutil.Process, faults: list[str], connections: int, rest: float, seed: int) -> tuple[Books, list[Cycle]]:
     """Load from `connections` clients; the losses one after the other, with `rest` seconds of peace between them."""
     books = Books(time.perf_counter())
@@ -403,7 +373,7 @@ def main(
         max_losses = 2 * losses
         print(f"the limit of losses is raised to {max_losses}: with the default, more than 3 losses in 10 minutes mean quarantine")
     with tempfile.TemporaryDirectory() as folder:
-        with own_server(repository(Path(folder), layers), device, max_losses) as (url, server, log):
+        with own_server(repository(Path(folder), layers), device, "--max-losses", str(max_losses)) as (url, server, log):
             try:
                 books, done = asyncio.run(drive(url, server, order, connections, rest, seed))
             except (httpx.TransportError, RuntimeError) as e:

@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+import graphs
+
 Value = tuple[str, int, list[int | str]]
 
 MANIFEST = """\
@@ -44,11 +46,7 @@ def graph(nodes: list[onnx.NodeProto], inputs: list[Value], outputs: list[Value]
 
 def write(root: Path, name: str, model: bytes, more: str = "") -> Path:
     """A model folder `root`/`name`."""
-    folder = root / name
-    folder.mkdir(parents=True)
-    (folder / "model.onnx").write_bytes(model)
-    (folder / "model.toml").write_text(MANIFEST + more)
-    return folder
+    return graphs.write_model(root, name, model, MANIFEST + more)
 
 
 def same(datatype: str, axes: list[int | str] | None = None) -> bytes:
@@ -180,18 +178,4 @@ def needs_even_length() -> bytes:
         [("x", TensorProto.FLOAT, ["n", "width"])],
         [("y", TensorProto.FLOAT, ["n", "half", 2])],
         {"pairs": np.array([0, -1, 2], np.int64)},
-    )
-
-
-def linear_picture() -> bytes:
-    """`y` [n, 1000] of `x` FP32 [n, 3, 224, 224]: its channel means, repeated; as large as a picture and cheap."""
-    nodes = [
-        helper.make_node("ReduceMean", ["x"], ["means"], axes=[2, 3], keepdims=0),
-        helper.make_node("MatMul", ["means", "spread"], ["y"]),
-    ]
-    return graph(
-        nodes,
-        [("x", TensorProto.FLOAT, ["n", 3, 224, 224])],
-        [("y", TensorProto.FLOAT, ["n", 1000])],
-        {"spread": np.tile(np.eye(3, dtype=np.float32), 334)[:, :1000]},
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 from PIL import Image
 
+from outboard_client.errors import Problem, problem_in
+
 #: The Open Inference Protocol's names of element types -> numpy's.
-_DTYPES = {
+DTYPES = {
     "BOOL": "bool",
     **{f"UINT{n}": f"uint{n}" for n in (8, 16, 32, 64)},
     **{f"INT{n}": f"int{n}" for n in (8, 16, 32, 64)},
@@ -72,7 +75,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     def array(self) -> np.ndarray:
         """The output with its own dtype and shape; None becomes NaN."""
-        dtype = np.dtype(_DTYPES[self.datatype])
+        dtype = np.dtype(DTYPES[self.datatype])
         flat = [np.nan if x is None else x for x in self.data] if dtype.kind == "f" else self.data
         return np.array(flat, dtype).reshape(self.shape)
 
@@ -100,6 +103,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     source_bit_depth: int = 8
     non_finite: int = 0
     meta: Any = None
+
+
+def answer_or_problem(members: Mapping[str, Any]) -> Answer | Problem:
+    """What stands in the place of one answer among several."""
+    return problem_in(members) if "type" in members and "detail" in members else msgspec.convert(members, Answer)
 
 
 class Size(msgspec.Struct, frozen=True):

@@ -12,9 +12,9 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from outboard_client.answers import Answer, Device, Model, Readiness
+from outboard_client.answers import Answer, Device, Model, Readiness, answer_or_problem
 from outboard_client.backoff import Backoff
-from outboard_client.errors import Problem, Unreachable, is_problem, problem_in, problem_of
+from outboard_client.errors import Problem, Unreachable, problem_of
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ def predict_several(model: str, images: list[tuple[bytes, str]], options: Option
         if len(images) == 1:
             return [msgspec.json.decode(response.content, type=Answer)]
         results = msgspec.json.decode(response.content)["results"]
-        return [problem_in(r) if is_problem(r) else msgspec.convert(r, Answer) for r in results]
+        return [answer_or_problem(r) for r in results]
 
     return Call("POST", f"{_model(model)}/predict", read, options.query(), {"files": files})
 

@@ -20,6 +20,7 @@ from outboard_client.errors import OutboardError, Problem
 from outboard_client.images import PNG, Encoding, ImageLike, encoded
 
 T = TypeVar("T")
+H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 I = TypeVar("I", bound=ImageLike)  # noqa: E741
 
 #: Told after each image how many are done, and of how many (None: not known).
@@ -35,21 +36,28 @@ class Done(Generic[I]):
     error: Exception | None = None
 
 
-class _Session:
+class _Session(Generic[H]):
     """What both clients are made of."""
 
-    def __init__(self, url: str | None, key: str | None, timeout: float, patience: float, encoding: Encoding):
+    _transport: type[H]
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        key: str | None = None,
+        timeout: float = 60.0,
+        patience: float = 30.0,
+        encoding: Encoding = PNG,
+    ):
         self.url = calls.server_url(url)
         self.patience = patience
         self.encoding = encoding
-        self._settings: dict[str, Any] = {
-            "base_url": self.url,
-            "headers": calls.key_headers(key),
-            "timeout": httpx.Timeout(timeout, connect=min(timeout, 10.0)),
-        }
+        limits = httpx.Timeout(timeout, connect=min(timeout, 10.0))
+        self._http = self._transport(base_url=self.url, headers=calls.key_headers(key), timeout=limits)
 
 
-class Client(_Session):
+class Client(_Session[httpx.Client]):
     """A client for threads; one may be shared by many.
 
         with Client("http://127.0.0.1:8000") as client:
@@ -61,17 +69,7 @@ class Client(_Session):
     encoded yet. Raises Problem (the server refused) or Unreachable.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        key: str | None = None,
-        timeout: float = 60.0,
-        patience: float = 30.0,
-        encoding: Encoding = PNG,
-    ):
-        super().__init__(url, key, timeout, patience, encoding)
-        self._http = httpx.Client(**self._settings)
+    _transport = httpx.Client
 
     def __enter__(self) -> Client:
         return self
@@ -155,20 +153,10 @@ class Client(_Session):
             time.sleep(pause)
 
 
-class AsyncClient(_Session):
+class AsyncClient(_Session[httpx.AsyncClient]):
     """The same for asyncio: `async with AsyncClient() as client: answer = await client.predict("yolov2_tiny", "photo.jpg")`."""
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        key: str | None = None,
-        timeout: float = 60.0,
-        patience: float = 30.0,
-        encoding: Encoding = PNG,
-    ):
-        super().__init__(url, key, timeout, patience, encoding)
-        self._http = httpx.AsyncClient(**self._settings)
+    _transport = httpx.AsyncClient
 
     async def __aenter__(self) -> AsyncClient:
         return self

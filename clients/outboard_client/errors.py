@@ -63,26 +63,19 @@ def problem_of(status: int, headers: Mapping[str, str], body: bytes) -> Problem:
         members = None
     if not isinstance(members, dict):
         members = {}
-    slug = str(members.pop("type", f"http_{status}"))
-    title = str(members.pop("title", ""))
-    detail = str(members.pop("detail", "") or body[:200].decode("utf-8", "replace"))
-    members.pop("status", None)
-    return Problem(slug, detail, status=status, title=title, retry_after=_seconds(headers.get("retry-after")), **members)
+    detail = members.get("detail") or body[:200].decode("utf-8", "replace")
+    return problem_in({"type": f"http_{status}", **members, "status": status, "detail": detail}, _seconds(headers.get("retry-after")))
 
 
-def is_problem(members: Mapping[str, Any]) -> bool:
-    """Whether what stands in the place of an answer is a problem."""
-    return "type" in members and "detail" in members
-
-
-def problem_in(members: Mapping[str, Any]) -> Problem:
-    """The problem that stands in the place of an answer, among several."""
+def problem_in(members: Mapping[str, Any], retry_after: float | None = None) -> Problem:
+    """The problem that these members make."""
     rest = {k: v for k, v in members.items() if k not in ("type", "title", "status", "detail")}
     return Problem(
         str(members["type"]),
         str(members.get("detail", "")),
         status=int(members.get("status", 0)),
         title=str(members.get("title", "")),
+        retry_after=retry_after,
         **rest,
     )
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from outboard_client.answers import Answer
-from outboard_client.errors import Problem, is_problem, problem_in
+from outboard_client.answers import Answer, answer_or_problem
+from outboard_client.errors import Problem
 from outboard_client.images import ImageLike
 
 SUBPROTOCOL = "outboard.frames"
@@ -201,6 +201,6 @@ def outcome(said: ResultMessage | DropMessage, age: float) -> Outcome:
     if isinstance(said, DropMessage):
         return Drop(said.seq, said.reason, str(said.problem.get("detail", "")))
     if said.parts is not None:
-        parts = {name: problem_in(p) if is_problem(p) else msgspec.convert(p, Answer) for name, p in said.parts.items()}
+        parts = {name: answer_or_problem(p) for name, p in said.parts.items()}
         return BundleResult(said.seq, parts, said.missing, age, said.meta)
     return Result(said.seq, said, age)

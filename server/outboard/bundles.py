@@ -13,7 +13,7 @@ from outboard.oip.request import InferRequest, InputTensor
 from outboard.predictor import Predictor, Request
 from outboard.problems import Problem
 from outboard.registry import Registry, Version
-from outboard.runtime import Runtime
+from outboard.runtime import Runtime, all_of
 from outboard.tasks.tensor import DATATYPES, tensor_body
 
 #: Problems that end the whole bundle: the server could not do it now, whatever its parts are.
@@ -33,12 +33,8 @@ class Bundler:
 
     async def answer(self, model: str, parts: list[Part], request: Request, expect: Sequence[str]) -> dict[str, Any]:
         """`{"parts": {name: answer or problem}, "missing": [names]}`. Raises Problem where the bundle as a whole cannot be answered."""
-        work = [asyncio.ensure_future(self._answer_or_problem(part.model or model, part, request)) for part in parts]
-        try:
-            answers = await asyncio.gather(*work)
-        finally:
-            for task in work:
-                task.cancel()  # one part's refusal, or the stream's end, ends the others too
+        # One part's refusal, or the stream's end, ends the others too.
+        answers = await all_of([asyncio.ensure_future(self._answer_or_problem(part.model or model, part, request)) for part in parts])
         content: dict[str, Any] = {"parts": {part.name: given for part, given in zip(parts, answers, strict=True)}}
         if expect:
             content["missing"] = [name for name in expect if name not in content["parts"]]

@@ -21,6 +21,7 @@ from outboard.plan.command import EXAMPLE as PLAN_EXAMPLE
 from outboard.plan.command import plan as plan_command
 from outboard.profiling.command import EXAMPLE as PROFILE_EXAMPLE
 from outboard.profiling.command import profile as profile_command
+from outboard.refusal import refuse
 from outboard.settings import Settings, SettingsError
 from outboard.settings import load as load_settings
 
@@ -32,7 +33,6 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="An inference server for the GPU outside the box.", rich_markup_mode=None
 )
 out = Console(width=None if sys.stdout.isatty() else 160)
-err = Console(stderr=True)
 
 Url = Annotated[str, typer.Option(envvar="OUTBOARD_URL", help="The running server.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -40,11 +40,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 def main() -> None:
     app()
-
-
-def _refuse(message: str, code: int = 2) -> typer.Exit:
-    err.print(f"outboard: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-    return typer.Exit(code)
 
 
 @app.command(epilog="Example: outboard serve --models models --port 8000 --device auto")
@@ -63,7 +58,7 @@ def serve(
 ) -> None:
     """Serve a model repository over HTTP."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-        raise _refuse(f"the server runs on Linux x86-64; this is {sys.platform} {platform.machine()}. The client and the station run here")
+        raise refuse(f"the server runs on Linux x86-64; this is {sys.platform} {platform.machine()}. The client and the station run here")
     flags: dict[str, Any] = {
         "models": models,
         "host": host,
@@ -77,12 +72,12 @@ def serve(
     try:
         settings = load_settings({k: v for k, v in flags.items() if v is not None}, file=config)
     except SettingsError as e:
-        raise _refuse(str(e)) from e
+        raise refuse(str(e)) from e
     if not settings.models.is_dir():
-        raise _refuse(f"--models {settings.models}: no such folder; expected a folder of models (see docs/my-own-model.md)")
+        raise refuse(f"--models {settings.models}: no such folder; expected a folder of models (see docs/my-own-model.md)")
     level = settings.log_level.upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        raise _refuse(f"log_level is {settings.log_level!r}, expected debug, info, warning or error")
+        raise refuse(f"log_level is {settings.log_level!r}, expected debug, info, warning or error")
     try:
         import uvicorn
 
@@ -91,19 +86,19 @@ def serve(
         from outboard.http.connection import limited
         from outboard.http.protocol import Protocol, WebSocketProtocol
     except ModuleNotFoundError as e:
-        raise _refuse(f"{e.name} is missing: the server needs its extra: pip install 'outboard[server]'") from e
+        raise refuse(f"{e.name} is missing: the server needs its extra: pip install 'outboard[server]'") from e
 
     for wanted in settings.device:
         try:
             discovery.check(wanted)
         except ValueError as e:
-            raise _refuse(f"--device {e}") from e
+            raise refuse(f"--device {e}") from e
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
     try:
         listener = _listen(settings.host, settings.port)
     except OSError as e:
-        raise _refuse(f"cannot listen on {settings.host}:{settings.port}: {e.strerror}; choose another with --port", 1) from e
+        raise refuse(f"cannot listen on {settings.host}:{settings.port}: {e.strerror}; choose another with --port", 1) from e
     bound = listener.getsockname()[1]
     logging.getLogger("outboard").info("listening on http://%s:%d; loading the models of %s", settings.host, bound, settings.models)
     web = create(settings, on_ready=lambda runtime, registry: _welcome(settings, bound, runtime, registry))
@@ -139,13 +134,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _welcome(settings: Settings, port: int, runtime: Runtime, registry: Registry) -> None:
     """What the terminal shows when every model is served or refused: devices, models, a line to try."""
-    from outboard.http.listings import device_entry, model_entry
+    from outboard.http.listings import device_entries, model_entries
 
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = f"http://{host}:{port}"
     out.print()
-    tables.print_devices(out, [device_entry(runtime, d) for d in runtime.devices if d != "isolation"])
-    tables.print_models(out, [model_entry(runtime, m) for _, m in sorted(registry.models.items())])
+    tables.print_devices(out, device_entries(runtime))
+    tables.print_models(out, model_entries(runtime, registry))
     out.print(f"Serving on {url} (documentation: {url}/docs). Try:\n", highlight=False)
     sample = settings.models.resolve().parent / ".cache" / "samples"
     serving = {name: m.serving.spec for name, m in sorted(registry.models.items()) if m.serving is not None}
@@ -163,7 +158,7 @@ def _ask(method: str, url: str, path: str, kind: Any, body: Any = None) -> Any:
     try:
         return remote.ask(method, url, path, kind, body)
     except remote.NoAnswer as e:
-        raise _refuse(str(e), 1) from e
+        raise refuse(str(e), 1) from e
 
 
 @app.command(epilog="Example: outboard models --url http://127.0.0.1:8000")
@@ -186,7 +181,7 @@ def _check(directory: Path) -> list[dict[str, Any]]:
     from outboard import repository
 
     if not directory.is_dir():
-        raise _refuse(f"--models {directory}: no such folder")
+        raise refuse(f"--models {directory}: no such folder")
     entries = []
     for name in repository.names(directory):
         entry: dict[str, Any] = {
@@ -242,13 +237,13 @@ def unplug(
 
 @app.command(epilog="Example: outboard replug sim:0")
 def replug(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
-    elif state == "quarantined":
-        then = f"it is tried again when its quarantine ends (`outboard devices` says when), or after `outboard devices reset {device}`"
     """Plug a simulated device in again."""
     state = _ask("POST", url, remote.device_path(device, "fault"), tables.Device, {"fault": "replug"})["state"]
     then = "it serves once it has proved itself, see `outboard devices`"
     if state == "ejected":
         then = f"it was ejected, and stays so until `outboard devices reset {device}`"
+    elif state == "quarantined":
+        then = f"it is tried again when its quarantine ends (`outboard devices` says when), or after `outboard devices reset {device}`"
     out.print(f"{device} is plugged in (simulated); {then}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -18,7 +18,7 @@ from outboard.imaging.fit import fit
 from outboard.imaging.geometry import Geometry
 from outboard.imaging.header import Header
 from outboard.registry import Version
-from outboard.runtime import Outcome, Runtime
+from outboard.runtime import Outcome, Runtime, all_of
 from outboard.tasks.answer import answer_body
 from outboard.tasks.results import Texts
 
@@ -82,9 +82,4 @@ async def _each(
 
         return runtime.submit(version.ids[part], row.shape, fill, deadline=deadline, sender=sender)
 
-    futures = [submit(crop) for crop in crops]
-    try:
-        return list(await asyncio.gather(*futures))
-    finally:
-        for future in futures:
-            future.cancel()  # one line's refusal, or the client's leaving, ends the others too
+    return await all_of([submit(crop) for crop in crops])  # one line's refusal, or the client's leaving, ends the others too

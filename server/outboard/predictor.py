@@ -119,10 +119,14 @@ class Predictor:
     def _content(version: Version, outputs: dict[str, np.ndarray], geometry: Geometry, options: tasks.Options) -> dict[str, Any]:
         return answer_body(tasks.decode(outputs, version.spec, options), version.spec, geometry)
 
-    async def picture(self, body: bytes, answer: dict[str, Any]) -> bytes:
-        """The submitted picture, upright, with the answer drawn on, as JPEG."""
-        header: Header = read_header(body, max_pixels=self.runtime.settings.limits.pixels)
-        return await self.runtime.in_thread(lambda: draw(decode(body, header), answer))
+    async def picture(self, body: bytes, answer: dict[str, Any], width: int = 0) -> bytes:
+        """The submitted picture, upright, with the answer drawn on, as JPEG; at most about `width` wide, 0: as large as it is."""
+        return await self.runtime.in_thread(self._picture, body, answer, width)
+
+    def _picture(self, body: bytes, answer: dict[str, Any], width: int) -> bytes:
+        header = read_header(body, max_pixels=self.runtime.settings.limits.pixels)
+        small = (width, max(1, round(width * header.height / header.width))) if 0 < width < header.width else None
+        return draw(decode(body, header, min_size=small), answer, quality=80 if width else 90)
 
     async def several(self, version: Version, bodies: list[bytes], request: Request) -> list[dict[str, Any]]:
         """One answer for each image, in their order; a bad one has its problem in its place (M04)."""

@@ -81,3 +81,8 @@ class Problem(Exception):
     def body(self) -> dict[str, Any]:
         """The members of the problem+json object."""
         return {"type": self.slug, "title": self.title, "status": self.status, "detail": self.detail, **self.fields}
+
+
+def mistake(e: Exception) -> Problem:
+    """A mistake of ours: told in the log, not to the client."""
+    return Problem("internal", f"{type(e).__name__}; the server's log has the trace")

@@ -149,9 +149,7 @@ class Registry:
     def _failed(self, model: Model, error: dict[str, str]) -> None:
         if model.error != error:
             kept = f"; version {model.serving.spec.version} goes on serving" if model.serving else ""
-            log.error(
-                "model %s: %s: %s: %s; expected %s%s", model.name, error["file"], error["key"], error["message"], error["expected"], kept
-            )
+            log.error("model %s: %s%s", model.name, ModelProblem(**error), kept)
         model.error = error
         self._wake(model)
 
@@ -253,7 +251,7 @@ class Registry:
             if model.serving is None:
                 why[name] = "it was unloaded" if model.unloaded else "it is being loaded"
                 if model.state == "failed" and (error := model.error):
-                    why[name] = f"{error['file']}: {error['key']}: {error['message']}; expected {error['expected']}"
+                    why[name] = str(ModelProblem(**error))
         return why
 
     def ready(self) -> tuple[bool, str]:

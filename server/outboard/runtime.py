@@ -10,7 +10,7 @@ import hashlib
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -113,7 +113,6 @@ class DeviceEntry:
     power_limit_w: float = 0.0  #: as it was when the card was first seen, or when an operator last reset the device; 0: unknown
     notice: str = ""  #: what an operator should know of a device that serves
     hello: protocol.Hello | None = None
-    memory_free: int = 0
 
 
 class FillCosts:
@@ -412,7 +411,6 @@ class Runtime:
                 self.engine.batch_failed(now, device, generation, message.batch, message.kind, message.message)
             case protocol.Hello():
                 self.devices[device].hello = message
-                self.devices[device].memory_free = message.memory_free
                 _compare_power(self.devices[device], message.power_limit_w)
                 self.engine.hello(now, device, generation)
                 self.engine.device_memory(now, device, generation, message.memory_total, message.memory_free)
@@ -421,10 +419,8 @@ class Runtime:
             case protocol.LoadFailed():
                 self._load_failed(device, generation, message)
             case protocol.Pong():
-                entry = self.devices[device]
-                entry.memory_free = message.memory_free
-                self.engine.heard(now, device, generation)
-                total = entry.hello.memory_total if entry.hello else 0
+                hello = self.devices[device].hello
+                total = hello.memory_total if hello else 0
                 self.engine.device_memory(now, device, generation, total, message.memory_free, message.memory_held)
         self._act()
 
@@ -619,7 +615,7 @@ class Runtime:
         """Ask the driver for the GPU first: it may be unplugged, or its driver may hang."""
         found = await probe.ask()
         wanted = entry.uuid or entry.spec
-        gpu = next((g for i, g in enumerate(found) if wanted in (g["uuid"], f"cuda:{i}")), None)
+        gpu = probe.named(found, wanted)
         if gpu is None:
             self.engine.not_found(self.now(), entry.id, generation, f"the NVIDIA driver shows no {wanted}")
         else:
@@ -684,6 +680,15 @@ class Runtime:
         self._timer_at = float("inf")
         self.engine.tick(self.now())
         self._act()
+
+
+async def all_of(work: Sequence[asyncio.Future[T]]) -> list[T]:
+    """Every result; where one fails or the caller is cancelled, the others are cancelled too."""
+    try:
+        return await asyncio.gather(*work)
+    finally:
+        for future in work:
+            future.cancel()
 
 
 def _run(command: c.Dispatch, key: str, version: str, freed: list[int]) -> protocol.Run:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -25,7 +25,7 @@ from outboard.core.state import Sender
 from outboard.core.streams import Bounds, Clock, Outcome, Policy, Reason, Stream
 from outboard.frames import Frame
 from outboard.predictor import Predictor, Request
-from outboard.problems import Problem
+from outboard.problems import Problem, mistake
 from outboard.registry import Registry
 from outboard.runtime import Runtime
 from outboard.telemetry import streams as metrics
@@ -124,6 +124,7 @@ class Newest:
     answer: dict[str, Any]
     age: float
     at: float  #: when it was answered, the loop's seconds
+    drawn: dict[int, asyncio.Task[bytes]] = field(default_factory=dict)  #: JPEGs by width, for all who watch
 
 
 class OpenStream:
@@ -191,7 +192,7 @@ class OpenStream:
             self._drop(frame, e)
         except Exception as e:
             log.exception("a frame of stream %s failed", self.id)
-            self._drop(frame, Problem("internal", f"{type(e).__name__}; the server's log has the trace"))
+            self._drop(frame, mistake(e))
         else:
             self._result(frame, answer)
         finally:
@@ -324,8 +325,7 @@ class OpenStream:
     def where(self) -> dict[str, Any]:
         """Where its frames run: the members of a `state` message."""
         engine = self.hub.runtime.engine
-        away = [d for d in engine.devices.values() if d.kind in ("gpu", "sim") and d.state not in ("serving", "off")]
-        why = "; ".join(f"{d.id} is {d.state}" + (f": {d.why}" if d.why else "") for d in away)
+        why = engine.away()
         try:
             version = self.hub.registry.serving(self.model)
         except Problem as e:

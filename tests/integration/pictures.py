@@ -62,3 +62,8 @@ def multipart(*bodies: bytes, field: str = "image", end: bytes = b"--B--\r\n", *
         )
         out += body + b"\r\n"
     return out + end, "multipart/form-data; boundary=B"
+
+
+def iou(a: list[float], b: list[float]) -> float:
+    shared = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)

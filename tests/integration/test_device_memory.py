@@ -11,16 +11,13 @@ import numpy as np
 import graphs
 from integration.pictures import encoded
 from integration.serverkit import Server, serving
+from integration.test_failover import play
 
 PICTURE = encoded(np.full((320, 320, 3), 60, np.uint8))
 
 
 def model(folder: Path, name: str, side: int) -> None:
     graphs.write_model(folder, name, graphs.channel_means((side, side)), graphs.toml("tensor", "tensor", (side, side)))
-
-
-def play(server: Server, fault: str) -> None:
-    assert server.client.post("/v1/devices/sim:0/fault", json={"fault": fault}).status_code == 200
 
 
 def batches(server: Server, name: str) -> dict:

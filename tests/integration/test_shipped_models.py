@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from integration.pictures import iou
 from outboard import repository, tasks
 from outboard.imaging.decode import decode
 from outboard.imaging.fit import decode_size, fit
@@ -86,11 +87,6 @@ class Networks:
 @pytest.fixture(scope="module")
 def networks():
     return functools.cache(lambda name: Networks(spec_of(name)))
-
-
-def iou(a: list[float], b: list[float]) -> float:
-    shared = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
 
 
 # ---- manifests

@@ -42,7 +42,7 @@ def started(*arguments: object) -> subprocess.Popen[str]:
 
 
 def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in _whole(path)]
 
 
 def complete(results: list[dict], count: int) -> None:
@@ -85,7 +85,7 @@ def test_a_station_that_is_killed_at_any_moment_leaves_each_frame_answered_once(
     kills = 0
     for _ in range(3):
         process = started(*arguments)
-        before = len(lines(spool / "results.ndjson"))
+        before = len(_whole(spool / "results.ndjson"))
         end = time.monotonic() + 60
         while len(_whole(spool / "results.ndjson")) < before + 10 and process.poll() is None:
             assert time.monotonic() < end

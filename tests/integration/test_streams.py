@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from integration.cable import cable
+from failing_link import linked
 from integration.pictures import encoded, scene
 from integration.serverkit import Server
 from integration.streamkit import Station, bundle, hear, now_us, packed, running, stream_server, talk
@@ -262,8 +262,8 @@ async def test_a_greedy_station_does_not_starve_a_modest_one(tight: Server) -> N
 
 async def test_over_a_link_that_is_cut_every_frame_has_one_outcome_in_order(quick: Server) -> None:
     """S07, in short: the long test does it for a minute."""
-    with cable(quick.url) as line:
-        station = Station(line.url, "rgb", policy="lossless", station="cut")
+    async with linked(quick.url) as (line, url):
+        station = Station(url, "rgb", policy="lossless", station="cut")
         with running(station):
             for seq in range(1, 301):
                 station.give(seq, JPEG)
@@ -343,13 +343,13 @@ def test_a_client_that_is_killed_is_noticed(tight: Server) -> None:
 
 
 async def test_a_client_behind_a_dead_cable_is_noticed_by_its_pongs(tight: Server) -> None:
-    with cable(tight.url) as line:
-        station = Station(line.url, "rgb", station="silent")
+    async with linked(tight.url) as (line, url):
+        station = Station(url, "rgb", station="silent")
         with running(station):
             await asyncio.to_thread(tight.until, lambda: tight.client.get("/v1/streams/silent.rgb").status_code == 200)
-            line.stall()
+            line.up.clear()
             await asyncio.to_thread(tight.until, lambda: not figures(tight, "silent.rgb")["connected"], 20, "the silence to be noticed")
-            line.flow()
+            line.up.set()
 
 
 def test_a_client_that_does_not_read_is_not_read_from(quick: Server) -> None:

@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 
 import graphs
 import tensor_graphs
-from integration.cable import cable
+from failing_link import linked
 from integration.pictures import encoded, scene
 from integration.serverkit import Server, serving
 from integration.streamkit import FRAMES, Station, address, bundle, now_us, running, stream_server
@@ -67,8 +67,8 @@ async def test_live_stays_young_at_six_times_what_the_device_can_do(slow: Server
 
 async def test_cut_every_two_seconds_for_a_minute_every_frame_has_exactly_one_outcome(quick: Server) -> None:
     """S07."""
-    with cable(quick.url) as line:
-        station = Station(line.url, "rgb", policy="lossless", station="cut")
+    async with linked(quick.url) as (line, url):
+        station = Station(url, "rgb", policy="lossless", station="cut")
         with running(station):
             began = asyncio.get_running_loop().time()
             cuts = 0
@@ -104,17 +104,17 @@ async def test_a_minute_of_work_in_flight_costs_no_link(tmp_path) -> None:
 
 async def test_a_link_that_stalls_for_a_minute_survives(quick: Server) -> None:
     """With 100 frames on the way, and the server's own pings."""
-    with cable(quick.url) as line:
-        station = Station(line.url, "rgb", policy="lossless", station="stalled", window=1000)
+    async with linked(quick.url) as (line, url):
+        station = Station(url, "rgb", policy="lossless", station="stalled", window=1000)
         with running(station):
             station.give(1, JPEG)
             await station.finish(30)
-            line.stall()
+            line.up.clear()
             for seq in range(2, 102):
                 station.give(seq, JPEG)
             await asyncio.sleep(60)
             assert len(station.order) == 1
-            line.flow()
+            line.up.set()
             await station.finish(60)
     print(f"\n100 frames in a link that stalls for 60 s: {station.links} link, closed {dict(station.codes)}, {dict(station.kinds())}")
     assert station.links == 1 and not station.codes and station.kinds() == {"result": 101}
@@ -166,8 +166,8 @@ async def test_a_simulator_in_lock_step_at_60_hertz(tmp_path, raw: bool) -> None
 
 async def test_an_unplug_and_replug_in_a_minute_of_lossless_frames(quick: Server) -> None:
     """4 frames a second; the cable is out for 15 s; the link is cut in the middle of that, too."""
-    with cable(quick.url) as line:
-        station = Station(line.url, "rgb", policy="lossless", station="both")
+    async with linked(quick.url) as (line, url):
+        station = Station(url, "rgb", policy="lossless", station="both")
         with running(station):
             for seq in range(1, 241):
                 station.give(seq, JPEG)

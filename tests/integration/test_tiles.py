@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import graphs
-from integration.pictures import RED, encoded, turned
+from integration.pictures import RED, encoded, iou, turned
 from integration.serverkit import Server, serving
 from outboard.imaging.tiles import Tiling, plan
 from outboard.repository import Input
@@ -158,8 +158,3 @@ def test_what_a_detector_loses_in_a_large_photograph_it_finds_in_tiles(server: S
     for label, box in truth:
         found = [d for d in tiled["detections"] if d["label"] == label and iou(d["box"], box) > 0.5]
         assert len(found) == 1, (label, box, tiled["detections"])
-
-
-def iou(a: list[float], b: list[float]) -> float:
-    shared = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)

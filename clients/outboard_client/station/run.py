@@ -184,15 +184,18 @@ class Station:
 
     async def _sidecar(self, outcome: Outcome) -> None:
         """`photo.jpg.json` for `photo.jpg`; whole or not at all."""
-        meta: Any = None if isinstance(outcome, Drop) else record(outcome).get("meta")
-        if self.sidecars is None or not isinstance(meta, dict) or "file" not in meta:
+        if self.sidecars is None or isinstance(outcome, Drop):
+            return
+        line = record(outcome)
+        meta = line.get("meta")
+        if not isinstance(meta, dict) or "file" not in meta:
             return
         path = self.sidecars / f"{meta['file']}.json"
 
         def write() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(path.name + ".part")
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(record(outcome)), indent=1))
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(line), indent=1))
             os.replace(part, path)
 
         await asyncio.to_thread(write)

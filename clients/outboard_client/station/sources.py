@@ -193,7 +193,6 @@ class VideoSource:
         self.live = endless
         self.figures = SourceFigures()
         self._reading = reading
-        self._endless = endless
         task.newest = reading.live
         task.fps, task.longest, task.patience = reading.fps, reading.longest, reading.stall
         self._task = task
@@ -227,11 +226,11 @@ class VideoSource:
                     figures.asked_at, figures.last = None, time.monotonic()
                     figures.frames += 1
                     figures.width, figures.height = reply.width, reply.height
-                    key = "" if self._endless else str(reply.index)
+                    key = "" if self.live else str(reply.index)
                     yield Captured(image, reply.captured, {"source": self.name, "index": reply.index, "time": reply.time}, key)
-            if ended and not self._endless:
+            if ended and not self.live:
                 return
-            if not self._endless or (figures.last is None and not reading.keep_trying):
+            if not self.live or (figures.last is None and not reading.keep_trying):
                 raise SourceFailed(f"{self.name}: {figures.why}")
             figures.restarts += 1
             figures.asked_at = figures.asked_at or time.monotonic()

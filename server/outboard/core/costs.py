@@ -38,6 +38,14 @@ class BatchCost:
     memory: int = 0
 
 
+def batch_sizes(most: int) -> list[int]:
+    """Rows of the batches that are measured: 1, 2, 4, 8 … and `most`."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(2 * sizes[-1], most))
+    return sizes
+
+
 class Costs:
     """Seconds a batch takes against its rows, for one network on one device.
 
@@ -55,7 +63,6 @@ class Costs:
         self._rows = sorted(batches)
         self._seconds = [batches[rows].seconds for rows in self._rows]
         self._alone = [batches[rows].alone or batches[rows].seconds for rows in self._rows]
-        self.upload = [(rows, batches[rows].upload) for rows in self._rows]
         self._level = 1.0
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._knees: dict[int, int] = {}  # most -> knee; forgotten with each observation

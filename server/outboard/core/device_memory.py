@@ -48,6 +48,11 @@ class DeviceMemory:
     held: int = 0
     headroom: int = 0  #: left to other programs
 
+    @classmethod
+    def reported(cls, total: int, free: int, held: int, headroom: int) -> DeviceMemory:
+        """`headroom` as it is set: of a small memory no more than an eighth is left."""
+        return cls(total, free, held, min(headroom, total // 8))
+
     def for_batches(self, running: int = 0) -> int:
         """Bytes that another batch may take beside those that need `running` bytes."""
         return self.free + self.held - self.headroom - running

@@ -32,7 +32,7 @@ Every path that touches a frame later must look at `finished` first, and memory 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any
@@ -428,10 +428,13 @@ class Engine:
         for network, queue in self._to_fill.items():
             if not queue:
                 continue
-            hungry = self._ready_rows(network) < self._appetite(network)
+            hungry = {False: self._ready_rows(network) < self._appetite(network)}  # by live; asked once, and only where such rows wait
 
-            def wanted(key: Any, network: str = network, hungry: bool = hungry) -> bool:
-                return self._live_room(now, network) > 0 if key[1] else hungry
+            def wanted(key: Any, network: str = network, hungry: dict[bool, bool] = hungry) -> bool:
+                live = key[1]
+                if live not in hungry:
+                    hungry[live] = self._live_room(now, network) > 0
+                return hungry[live]
 
             found = queue.first(wanted)
             if found is not None and (best is None or (found[1].due, found[1].seq) < (best[2].due, best[2].seq)):
@@ -474,32 +477,32 @@ class Engine:
         return max(4, sum(2 * d.slots * self._cap(d, network) for d in home))
 
     def _dispatch_one(self, now: float, device: Device) -> bool:
-        queue = self._pick(now, device)
-        if queue is None:
+        picked = self._pick(now, device)
+        if picked is None:
             return False
+        queue, surplus = picked
         entry = device.networks[queue.network]
         cap = self._cap(device, queue.network)
         share = -(-len(queue) // device.free_slots()) if device.parallel else len(queue)
-        most = self._fitting(device, entry, min(cap, share, self._surplus(now, device, queue)))
+        most = self._fitting(device, entry, min(cap, share, surplus))
         if not most:
             self._deferred = True  # the batches that run hold the memory that it needs; nobody overtakes it, or it might wait for ever
             return False
         head = queue.head()
         assert head is not None and entry.costs is not None
         # One that is too late anyway must not make the batch small for the others.
-        ahead = 0.0 if device.parallel else sum(b.cost for b in device.running.values())
-        most = entry.costs.largest_within(head.deadline - now - ahead, most) or most
+        most = entry.costs.largest_within(head.deadline - now - device.ahead(), most) or most
         self._dispatch(now, device, queue.network, queue.shape, queue.take(most))
         return True
 
-    def _pick(self, now: float, device: Device) -> ReadyQueue | None:
-        """Of the queues that this device may serve, the one whose head has the earliest deadline."""
-        best: ReadyQueue | None = None
+    def _pick(self, now: float, device: Device) -> tuple[ReadyQueue, int] | None:
+        """Of the queues that this device may serve, the one whose head has the earliest deadline, and how many of its rows are for it."""
+        best: tuple[ReadyQueue, int] | None = None
         best_due = 0.0
         for queue in self._queues.values():
             if not len(queue) or not self._ready(device, queue.network):
                 continue
-            if not self._surplus(now, device, queue):
+            if not (surplus := self._surplus(now, device, queue)):
                 self._deferred = True
                 continue
             head = queue.head()
@@ -508,7 +511,7 @@ class Engine:
                 self._timers.set(("hold", device.id, queue.network, queue.shape), until)
                 continue
             if best is None or head.due < best_due:
-                best, best_due = queue, head.due
+                best, best_due = (queue, surplus), head.due
         return best
 
     def _surplus(self, now: float, device: Device, queue: ReadyQueue) -> int:
@@ -579,10 +582,7 @@ class Engine:
         expected = 0.0
         if costs:
             expected = costs.latency(len(rows)) if alone else costs.expected(len(rows))
-        # A pipeline's batch waits for those before it. Their own costs are added up: what is left of their expected ends would carry every
-        # overestimate on to the next batch for as long as the pipeline is full (seen: 30 ms expected in 546).
-        ahead = 0.0 if device.parallel else sum(b.cost for b in device.running.values())
-        batch = Batch(self._batches, device.id, device.generation, network, rows, now, alone, expected, expected + ahead)
+        batch = Batch(self._batches, device.id, device.generation, network, rows, now, alone, expected, expected + device.ahead())
         batch.degraded = self._answers_degraded(device, network)
         device.running[batch.id] = batch
         for f, _ in rows:
@@ -632,7 +632,7 @@ class Engine:
         d = self._current(now, device, generation)
         if d is None or not total:
             return
-        d.memory = DeviceMemory(total, free, held, min(self.config.headroom, total // 8))
+        d.memory = DeviceMemory.reported(total, free, held, self.config.headroom)
         for network, entry in d.networks.items():
             if entry.state == "ready" and (why := self._lacks(d, entry)):
                 self._starve(now, d, network, why)
@@ -710,7 +710,14 @@ class Engine:
 
     def degraded(self) -> bool:
         """An accelerator that the user asked for does not serve now."""
-        return any(d.kind in ("gpu", "sim") and d.state not in ("serving", "off") for d in self.devices.values())
+        return any(self._away_devices())
+
+    def away(self) -> str:
+        """For people: those accelerators, and why; "" where all serve."""
+        return "; ".join(f"{d.id} is {d.state}" + (f": {d.why}" if d.why else "") for d in self._away_devices())
+
+    def _away_devices(self) -> Iterator[Device]:
+        return (d for d in self.devices.values() if d.kind in ("gpu", "sim") and d.state not in ("serving", "off"))
 
     def _answers_degraded(self, device: Device, network: str) -> bool:
         """The CPU's answers are degraded when it stands in for an accelerator, not when it helps a busy one."""
@@ -1113,6 +1120,7 @@ class Engine:
                 why if quarantine else f"lost {len(d.history._recent)} times in {self.config.failback.window / 60:.0f} minutes, last: {why}"
             )
             d.until = now + seconds
+            d.quarantined_for = "wrong_answers" if quarantine else "losses"
             self._set_state(now, d, "quarantined", reason)
             self._timers.set(("retry", d.id), d.until)
         else:
@@ -1120,7 +1128,6 @@ class Engine:
             self._timers.set(("retry", d.id), now + d.history.retry())
 
     def _blame(self, now: float, d: Device, taken: list[Batch]) -> None:
-            d.quarantined_for = "wrong_answers" if quarantine else "losses"
         """An unexplained death: the frames that the worker held are suspects; the one that ran alone is the culprit."""
         alone = d.kind == ISOLATION
         for b in taken:

@@ -68,13 +68,16 @@ class Poison:
         return len(self._until)
 
     def remember(self, now: float, digest: bytes) -> None:
+        self._until.pop(digest, None)  # so that they lie in the order in which they end
         if len(self._until) >= self._kept:
             self._until.pop(next(iter(self._until)))
         self._until[digest] = now + self._memory
 
     def seconds_left(self, now: float, digest: bytes) -> float:
-        """For how long this input is refused; 0: it is not."""
-        until = self._until.get(digest, now)
-        if until <= now:
-            self._until.pop(digest, None)
-        return max(0.0, until - now)
+        """For how long this input is refused; 0: it is not.
+
+        What has ended is forgotten here: while one is remembered, each body is hashed.
+        """
+        while self._until and self._until[oldest := next(iter(self._until))] <= now:
+            del self._until[oldest]
+        return max(0.0, self._until.get(digest, now) - now)

@@ -5,7 +5,7 @@ a result or a drop. Frames settle in any order, outcomes leave in that of `seq`:
 is *kept* until the client has acknowledged it, or until the bounds make the stream forget it. A link *attaches* with the last outcome that
 its client holds, and is *told* every outcome above it, each once. So `received == answered + dropped + waiting` at any time.
 
-The outcomes that nobody was told yet are never forgotten while a link is attached: `congested` says that the client must read first.
+The outcomes that nobody was told yet are never forgotten while a link is attached: `full` says that the client must read first.
 """
 
 from __future__ import annotations
@@ -120,10 +120,6 @@ class Stream:
         """Frames without an outcome, or whose outcome waits for that of one before it."""
         return len(self._waiting)
 
-    def unsettled(self) -> list[int]:
-        """Seqs of the frames without an outcome, ascending."""
-        return [seq for seq, entry in self._waiting.items() if entry.outcome is None]
-
     def full(self) -> bool:
         """No frame should be taken now."""
         if self.attached and (self._untold >= self.bounds.kept or self._untold_bytes >= self.bounds.kept_bytes):
@@ -170,9 +166,9 @@ class Stream:
         return ready
 
     def stop(self) -> list[int]:
-        """No more frames are taken. Returns those to be dropped."""
+        """No more frames are taken. Returns those to be dropped: the seqs without an outcome, ascending."""
         self.stopped = True
-        return self.unsettled()
+        return [seq for seq, entry in self._waiting.items() if entry.outcome is None]
 
     # ---------------------------------------------------------------- links
 

@@ -51,7 +51,7 @@ async function act(device, path, body) {
   });
   const got = await answer.json().catch(() => ({}));
   if (!answer.ok) $("device-message").textContent = `${device}: ${got.detail ?? answer.statusText}`;
-  else if (path === "eject") $("device-message").textContent = [got.message, ...(got.commands ?? [])].filter(Boolean).join(" ");
+  else if (path === "eject") $("device-message").textContent = [got.say, ...got.commands].join(" ");
 }
 
 function deviceButtons(d) {
@@ -79,7 +79,6 @@ function used(d, rate) {
     row("Memory", `${gb(taken)} of ${gb(d.memory.total_bytes)}${headroom ? `, ${gb(headroom)} left to others` : ""}`);
     rows.push(el("meter", { min: 0, max: d.memory.total_bytes, high: d.memory.total_bytes - (headroom ?? 0), value: taken, "aria-label": `memory of ${d.id}` }));
   }
-  if (d.temperature_c) row("Temperature", `${number(d.temperature_c, 0)} °C${d.throttled ? `, throttled: ${d.throttled}` : ""}`);
   if (d.losses) row("Losses", d.last_loss ? `${d.losses}, the last ${ago(d.last_loss.at)}` : d.losses);
   return el("dl", {}, ...rows);
 }
@@ -156,12 +155,12 @@ function showStreams(streams) {
     }
     const [header, img, list] = card.children;
     const state = header.lastChild;
-    state.className = `state ${s.status === "live" || s.status === "online" ? "good" : "warn"}`;
+    state.className = `state ${s.status === "receiving" ? "good" : "warn"}`;
     state.textContent = s.status;
     const row = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
     const dropped = Object.entries(s.dropped ?? {}).map(([why, n]) => `${why} ${n}`).join(", ");
     list.replaceChildren(...row("Model", s.model), ...row("Received", number(s.received, 0)), ...row("Processed", number(s.processed, 0)),
-      ...row("Dropped", dropped || "0"), ...row("Age", s.age_ms === null || s.age_ms === undefined ? "–" : `${number(s.age_ms, 0)} ms`));
+      ...row("Dropped", dropped || "0"), ...row("Age", s.age_ms.last === null ? "–" : `${number(s.age_ms.last, 0)} ms`));
     if (s.received !== Number(img.dataset.frame)) {
       img.dataset.frame = s.received;
       img.src = `/v1/streams/${encodeURIComponent(s.id)}/latest.jpg?draw=1&n=${s.received}`;

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyudev
 
-from outboard.core.state import LIVE
+from outboard.core.state import LIVE, PIPELINE
 from outboard.devices import presence, probe, simulated
 from outboard.runtime import DeviceEntry, Runtime
 
@@ -42,13 +42,12 @@ async def attach(runtime: Runtime) -> None:
     settings = runtime.settings
     runtime.add_device(DeviceEntry("cpu", "cpu", "cpu", settings.concurrency or runtime.cores, 1), CPU_RANK)
     for wanted in settings.device:
-        # Two batches at once: the upload of one under the compute of the other.
         if wanted.startswith("sim:"):
             device = f"sim:{sum(d.startswith('sim:') for d in runtime.devices)}"
-            _add(runtime, DeviceEntry(device, "sim", wanted, slots=2, threads=1, external=True))
+            _add(runtime, DeviceEntry(device, "sim", wanted, slots=PIPELINE, threads=1, external=True))
         elif wanted not in ("auto", "cpu"):
             # Its start looks for it, and goes on looking where it is absent.
-            _add(runtime, DeviceEntry(wanted, "gpu", wanted, slots=2, threads=1))
+            _add(runtime, DeviceEntry(wanted, "gpu", wanted, slots=PIPELINE, threads=1))
     if "auto" in settings.device:
         adopt(runtime, await probe.ask())
 
@@ -154,7 +153,7 @@ def _in_use(runtime: Runtime, device: str) -> bool:
 def _entry(runtime: Runtime, gpu: dict[str, Any]) -> DeviceEntry:
     number = sum(d.kind == "gpu" for d in runtime.devices.values())
     entry = DeviceEntry(
-        f"cuda:{number}", "gpu", gpu["uuid"], slots=2, threads=1, external=gpu["external"], uuid=gpu["uuid"], pci=gpu["pci"]
+        f"cuda:{number}", "gpu", gpu["uuid"], slots=PIPELINE, threads=1, external=gpu["external"], uuid=gpu["uuid"], pci=gpu["pci"]
     )
     log.info("%s is %s (%s)%s", entry.id, gpu["name"], gpu["uuid"], f", external: {gpu['rule']}" if gpu["external"] else "")
     return entry

@@ -64,14 +64,22 @@ async def _answer(command: Sequence[str], limit: float) -> Any:
         raise ValueError(f"{command[2]} ended with status {process.returncode} and printed no answer") from e
 
 
+def information(text: str) -> dict[str, str]:
+    """What /proc/driver/nvidia/gpus/*/information says: "Model", "GPU UUID" … and their values."""
+    lines = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
+
+
+def named(found: list[dict[str, Any]], wanted: str) -> dict[str, Any] | None:
+    """The GPU of that UUID, or the Nth of `found` for "cuda:N"; None: there is none."""
+    return next((gpu for i, gpu in enumerate(found) if wanted in (gpu["uuid"], f"cuda:{i}")), None)
+
+
 def gpus(driver: Path = DRIVER, pci: Path = PCI) -> list[dict[str, object]]:
     """One dict for each GPU: uuid, name, pci (address), external and the rule that says so; in order of PCI address."""
     found: list[dict[str, object]] = []
     for folder in sorted(driver.iterdir()) if driver.is_dir() else []:
-        facts = {}
-        for line in (folder / "information").read_text().splitlines():
-            key, _, value = line.partition(":")
-            facts[key.strip()] = value.strip()
+        facts = information((folder / "information").read_text())
         uuid = facts.get("GPU UUID", "")
         if not uuid.startswith("GPU-") or "?" in uuid:
             continue  # the driver has it, but cannot talk to it

@@ -27,12 +27,17 @@ BFLOAT16 = "bfloat16"
 _LENGTH = struct.Struct("<I")
 
 
+def aligned(nbytes: int) -> int:
+    """`nbytes`, rounded up to a multiple of ALIGN."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
 def lay_out(inputs: Sequence[tuple[str, str, tuple[int, ...], int]]) -> tuple[tuple[Slot, ...], int]:
     """The slots of a row and its size in bytes. `inputs`: (name, dtype, shape without the batch axis, bytes)."""
     slots, at = [], 0
     for name, dtype, shape, nbytes in inputs:
         slots.append(Slot(name, dtype, shape, at, nbytes))
-        at += nbytes if len(inputs) == 1 else -(-nbytes // ALIGN) * ALIGN
+        at += nbytes if len(inputs) == 1 else aligned(nbytes)
     return tuple(slots), max(at, 1)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from outboard.refusal import refuse
 
 EXAMPLE = "Example: outboard doctor"
 
@@ -25,16 +26,12 @@ def doctor(
     from outboard.settings import SettingsError
     from outboard.settings import load as load_settings
 
-    def refuse(message: str) -> typer.Exit:
-        Console(stderr=True).print(f"outboard: {message}", style="red", markup=False, highlight=False)
-        return typer.Exit(2)
-
     if sys.platform != "linux":
         raise refuse(f"the doctor reads Linux' /sys and /proc; this is {sys.platform}")
     try:
         settings = load_settings({}, file=config)
     except SettingsError as e:
-        raise refuse(str(e)) from e
+        raise refuse(e) from e
     from outboard.doctor.areas import examine
     from outboard.doctor.machine import Machine
     from outboard.doctor.report import as_json as json_of

@@ -62,7 +62,7 @@ class Card:
 def cards(machine: Machine) -> list[Card]:
     """All of them, by address."""
     driver = machine.path("/proc/driver/nvidia/gpus")
-    known = {folder.name: _information(folder) for folder in sorted(driver.glob("*"))}
+    known = {folder.name: probe.information(read(folder / "information")) for folder in sorted(driver.glob("*"))}
     found = [
         device.name
         for device in sorted(machine.pci.glob("*"))
@@ -70,11 +70,6 @@ def cards(machine: Machine) -> list[Card]:
         if read(device / "vendor") == NVIDIA and read(device / "class").startswith("0x03")
     ]
     return [_card(machine, address, known.get(address, {})) for address in sorted({*found, *known})]
-
-
-def _information(folder: Path) -> dict[str, str]:
-    lines = (line.partition(":") for line in read(folder / "information").splitlines())
-    return {key.strip(): value.strip() for key, _, value in lines}
 
 
 def _card(machine: Machine, address: str, known: dict[str, str]) -> Card:

@@ -58,12 +58,17 @@ async def read(headers: Headers, receive: Receive, runtime: Runtime, taken: list
             total += len(chunk)
             if total > limit:
                 raise _too_large(total, limit)
-            if runtime.body_bytes + len(chunk) > runtime.slab.size:
-                raise Problem("memory_full", "the bodies of the requests in progress fill the frame memory", retry_after=1.0)
-            runtime.body_bytes += len(chunk)
-            taken.append(len(chunk))
+            take(runtime, taken, len(chunk))
             chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def take(runtime: Runtime, taken: list[int], nbytes: int) -> None:
+    """Account for so many more bytes. Raises Problem memory_full."""
+    if runtime.body_bytes + nbytes > runtime.slab.size:
+        raise Problem("memory_full", "the bodies of the requests in progress fill the frame memory", retry_after=1.0)
+    runtime.body_bytes += nbytes
+    taken.append(nbytes)
 
 
 def _too_large(nbytes: int, limit: int) -> Problem:

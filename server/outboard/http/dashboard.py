@@ -16,8 +16,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
-from outboard.core.engine import ISOLATION
-from outboard.http.listings import device_entry, model_entry
+from outboard.http.listings import device_entries, model_entries
 from outboard.registry import Registry
 from outboard.runtime import Runtime
 from outboard.streams import Hub
@@ -47,37 +46,45 @@ class Live:
         self._runtime, self._registry, self._hub = runtime, registry, hub
         self._rates = Rates()
         self._news = asyncio.Condition()
-        self._snapshot: dict[str, Any] = {}
+        self._pages = 0
+        self._event = b""  #: what every open page is told next
 
     async def run(self) -> None:
         """Runs as long as the server: the history has to be there before somebody looks."""
         while True:
             self._rates.tick(self._runtime.now())
             async with self._news:
-                self._snapshot = self._gather()
+                if self._pages:
+                    self._event = _event(self._gather())
                 self._news.notify_all()
             await asyncio.sleep(EVERY_S)
 
     def _gather(self) -> dict[str, Any]:
-        runtime = self._runtime
-        away = [d for d in runtime.engine.devices.values() if d.kind in ("gpu", "sim") and d.state != "serving"]
         return {
-            "devices": [device_entry(runtime, d) for d in runtime.engine.devices if d != ISOLATION],
-            "models": [model_entry(runtime, m) for _, m in sorted(self._registry.models.items())],
+            "devices": device_entries(self._runtime),
+            "models": model_entries(self._runtime, self._registry),
             "streams": self._hub.entries(),
-            "degraded": "; ".join(f"{d.id} is {d.state}" for d in away) if runtime.engine.degraded() else None,
+            "degraded": self._runtime.engine.away() or None,
             "rates": {"devices": self._rates.devices, "models": self._rates.models},
             "second": self._rates.history[-1] if self._rates.history else {"fps": {}},
         }
 
     async def events(self) -> AsyncIterator[bytes]:
         """Server-sent events for one viewer. A slow one misses snapshots; it never holds them back."""
-        snapshot = self._snapshot | {"history": list(self._rates.history)}
-        while True:
-            yield b"event: snapshot\ndata: " + msgspec.json.encode(snapshot) + b"\n\n"
-            async with self._news:
-                await self._news.wait()
-                snapshot = self._snapshot
+        self._pages += 1
+        try:
+            yield _event(self._gather() | {"history": list(self._rates.history)})
+            while True:
+                async with self._news:
+                    await self._news.wait()
+                    event = self._event
+                yield event
+        finally:
+            self._pages -= 1
+
+
+def _event(snapshot: dict[str, Any]) -> bytes:
+    return b"event: snapshot\ndata: " + msgspec.json.encode(snapshot) + b"\n\n"
 
 
 def router(live: Live) -> APIRouter:

@@ -24,8 +24,7 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
         degraded = runtime.engine.degraded()
         body: dict[str, object] = {"ready": ready, "degraded": degraded}
         if degraded:
-            lost = [d for d in runtime.engine.devices.values() if d.kind in ("gpu", "sim") and d.state != "serving"]
-            why = why or "; ".join(f"{d.id} is {d.state}" + (f": {d.why}" if d.why else "") for d in lost)
+            why = why or runtime.engine.away()
         if why:
             body["why"] = why
         if not_served := registry.not_served():

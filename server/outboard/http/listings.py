@@ -94,7 +94,7 @@ def device_entry(runtime: Runtime, device: str) -> dict[str, Any]:
         },
         "memory": {
             "total_bytes": hello.memory_total or None if hello else None,
-            "free_bytes": known.memory_free or None,
+            "free_bytes": state.memory.free or None,
             "headroom_bytes": state.memory.headroom or None,
         },
         "losses": state.history.total,
@@ -112,6 +112,14 @@ def device_entry(runtime: Runtime, device: str) -> dict[str, Any]:
     }
 
 
+def device_entries(runtime: Runtime) -> list[dict[str, Any]]:
+    return [device_entry(runtime, d) for d in runtime.engine.devices if d != ISOLATION]
+
+
+def model_entries(runtime: Runtime, registry: Registry) -> list[dict[str, Any]]:
+    return [model_entry(runtime, m) for _, m in sorted(registry.models.items())]
+
+
 def _iso(runtime: Runtime, at: float) -> str:
     ago = runtime.now() - at
     return datetime.fromtimestamp(datetime.now(UTC).timestamp() - ago, UTC).isoformat(timespec="seconds")
@@ -125,7 +133,7 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
 
     @routes.get("/v1/models", tags=["models"], summary="Every model of the repository")
     async def models() -> Response:
-        return _json({"models": [model_entry(runtime, m) for _, m in sorted(registry.models.items())]})
+        return _json({"models": model_entries(runtime, registry)})
 
     @routes.get("/v1/models/{model}", tags=["models"], summary="One model")
     async def model(model: str) -> Response:
@@ -141,7 +149,7 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
 
     @routes.get("/v1/devices", tags=["devices"], summary="Every device, its state and its history")
     async def devices() -> Response:
-        return _json({"devices": [device_entry(runtime, d) for d in visible()]})
+        return _json({"devices": device_entries(runtime)})
 
     @routes.get("/v1/devices/{device}", tags=["devices"], summary="One device")
     async def device(device: str) -> Response:

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
 
-from outboard.problems import Problem
+from outboard.problems import Problem, mistake
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def respond(problem: Problem, **more: str) -> Response:
 def unexpected(method: str, path: str, e: Exception) -> Response:
     """A mistake of ours: told in the log, not to the client."""
     log.error("%s %s failed", method, path[:200], exc_info=e)
-    return respond(Problem("internal", f"{type(e).__name__}; the server's log has the trace"))
+    return respond(mistake(e))
 
 
 def install(app: FastAPI) -> None:

@@ -10,9 +10,6 @@ import msgspec
 from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
-from outboard.imaging.decode import decode
-from outboard.imaging.draw import draw
-from outboard.imaging.header import read_header
 from outboard.problems import Problem
 from outboard.streams import Hub, Newest, OpenStream
 
@@ -27,40 +24,25 @@ def _json(value: Any) -> Response:
     return Response(_encode(value), media_type="application/json")
 
 
-class _Pictures:
-    """Newest frames as JPEG, drawn once for all who watch."""
+async def _drawn(hub: Hub, newest: Newest, width: int) -> bytes:
+    """With its answer drawn on, once for all who watch; at most about `width` wide, 0: as large as it is."""
+    task = newest.drawn.get(width)
+    if task is None:
+        if len(newest.drawn) >= 16:  # widths that viewers make up
+            newest.drawn.clear()
+        task = newest.drawn[width] = asyncio.create_task(hub.predictor.picture(newest.frame.image, newest.answer, width))
+    return await asyncio.shield(task)
 
-    def __init__(self, hub: Hub):
-        self._hub = hub
-        self._drawn: dict[tuple[str, int], tuple[int, asyncio.Task[bytes]]] = {}  # (stream, width) -> (seq, JPEG)
 
-    async def drawn(self, stream: OpenStream, newest: Newest, width: int) -> bytes:
-        """With its answer drawn on, at most about `width` wide; 0: as large as it is."""
-        key = (stream.session, width)
-        seq, task = self._drawn.get(key, (0, None))
-        if task is None or seq != newest.seq:
-            if len(self._drawn) > 256:  # streams come and go
-                self._drawn.clear()
-            task = asyncio.create_task(self._hub.runtime.in_thread(self._draw, newest, newest.answer, width))
-            self._drawn[key] = newest.seq, task
-        return await asyncio.shield(task)
-
-    async def plain(self, newest: Newest) -> bytes:
-        """As it was sent, if that was JPEG."""
-        if bytes(newest.frame.image[:3]) == b"\xff\xd8\xff":
-            return bytes(newest.frame.image)
-        return await self._hub.runtime.in_thread(self._draw, newest, {"image": newest.answer["image"]}, 0)
-
-    def _draw(self, newest: Newest, answer: dict[str, Any], width: int) -> bytes:
-        image = newest.frame.image
-        header = read_header(image, max_pixels=self._hub.runtime.settings.limits.pixels)
-        small = (width, max(1, round(width * header.height / header.width))) if 0 < width < header.width else None
-        return draw(decode(image, header, min_size=small), answer, quality=80 if width else 90)
+async def _plain(hub: Hub, newest: Newest) -> bytes:
+    """As it was sent, if that was JPEG."""
+    if bytes(newest.frame.image[:3]) == b"\xff\xd8\xff":
+        return bytes(newest.frame.image)
+    return await hub.predictor.picture(newest.frame.image, {"image": newest.answer["image"]})
 
 
 def router(hub: Hub) -> APIRouter:
     routes = APIRouter(tags=["streams"])
-    pictures = _Pictures(hub)
 
     @routes.get("/v1/streams", summary="Every stream, with its figures")
     async def streams() -> Response:
@@ -80,7 +62,7 @@ def router(hub: Hub) -> APIRouter:
         newest = stream.newest
         if newest is None:
             raise Problem("not_found", f"no frame of stream {id[:100]!r} has been answered yet")
-        body = await (pictures.drawn(stream, newest, 0) if draw else pictures.plain(newest))
+        body = await (_drawn(hub, newest, 0) if draw else _plain(hub, newest))
         age = newest.age + hub.now() - newest.at
         return Response(
             body, media_type="image/jpeg", headers=_LIVE | {"X-Outboard-Seq": str(newest.seq), "X-Outboard-Age-Ms": f"{age * 1e3:.0f}"}
@@ -92,7 +74,7 @@ def router(hub: Hub) -> APIRouter:
     ) -> Response:
         stream = hub.get(id)
         media_type = f"multipart/x-mixed-replace;boundary={BOUNDARY}"
-        return StreamingResponse(_preview(hub, pictures, stream, fps, width), media_type=media_type, headers=_LIVE)
+        return StreamingResponse(_preview(hub, stream, fps, width), media_type=media_type, headers=_LIVE)
 
     return routes
 
@@ -110,7 +92,7 @@ def _event(kind: str, seq: int, text: bytes) -> bytes:
     return (b"id: %d\n" % seq if seq else b"") + b"event: " + kind.encode() + b"\ndata: " + text + b"\n\n"
 
 
-async def _preview(hub: Hub, pictures: _Pictures, stream: OpenStream, fps: float, width: int) -> AsyncIterator[bytes]:
+async def _preview(hub: Hub, stream: OpenStream, fps: float, width: int) -> AsyncIterator[bytes]:
     """The newest frame, each time the viewer has taken the one before."""
     news = asyncio.Event()
     stream.watchers.add(news)
@@ -121,7 +103,7 @@ async def _preview(hub: Hub, pictures: _Pictures, stream: OpenStream, fps: float
             news.clear()
             if (newest := stream.newest) is not None and newest.seq != shown:
                 shown = newest.seq
-                body = await pictures.drawn(stream, newest, width)
+                body = await _drawn(hub, newest, width)
                 yield b"--%s\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\nX-Outboard-Seq: %d\r\n\r\n%s\r\n" % (
                     BOUNDARY.encode(),
                     len(body),

@@ -88,7 +88,7 @@ def parse(body: bytes, header_length: str | None, regions: Regions, peer: str) -
     everything = asked.parameters.get("binary_data_output", False) is True
     return InferRequest(
         inputs,
-        [_wanted(o.name, o.parameters, everything, regions, peer) for o in asked.outputs] or None,
+        [wanted_output(o.name, o.parameters, everything, regions, peer) for o in asked.outputs] or None,
         asked.id,
         everything,
         seconds(asked.parameters),
@@ -96,12 +96,12 @@ def parse(body: bytes, header_length: str | None, regions: Regions, peer: str) -
     )
 
 
-def _wanted(name: str, parameters: dict[str, Any], binary: bool, regions: Regions, peer: str) -> WantedOutput:
+def wanted_output(name: str, parameters: dict[str, Any], binary: bool, regions: Regions, peer: str) -> WantedOutput:
     target = regions.span(parameters, peer) if "shared_memory_region" in parameters else None
-    return WantedOutput(name, parameters.get("binary_data", binary) is True, classes(name, parameters), target)
+    return WantedOutput(name, parameters.get("binary_data", binary) is True, _classes(name, parameters), target)
 
 
-def classes(name: str, parameters: dict[str, Any]) -> int:
+def _classes(name: str, parameters: dict[str, Any]) -> int:
     """The parameter `classification` of an output; 0 where it is not given. Raises Problem bad_option."""
     value = parameters.get("classification", 0)
     if type(value) is not int or not 0 <= value <= MAX_CLASSES:

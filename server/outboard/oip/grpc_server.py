@@ -13,13 +13,14 @@ from google.protobuf import json_format
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from outboard.http import body as bodies
 from outboard.oip import messages
 from outboard.oip import open_inference_pb2 as pb
 from outboard.oip import open_inference_pb2_grpc as stubs
 from outboard.oip.rest import status_of
 from outboard.oip.service import Service
 from outboard.oip.shared_memory import CUDA_REFUSED
-from outboard.problems import Problem
+from outboard.problems import Problem, mistake
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
             return pb.ModelStreamInferResponse(error_message=e.detail, infer_response=failed)
         except Exception as e:
             log.exception("a request of a stream failed")
-            return pb.ModelStreamInferResponse(error_message=f"{type(e).__name__}; the server's log has the trace")
+            return pb.ModelStreamInferResponse(error_message=mistake(e).detail)
         response.parameters[messages.FINAL_RESPONSE].bool_param = True
         return pb.ModelStreamInferResponse(infer_response=response)
 
@@ -114,21 +115,18 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
         limit = self._runtime.settings.limits.requests
         if self._in_progress >= limit:
             raise Problem("overloaded", f"{limit} requests are in progress, no more are taken", retry_after=1.0)
-        nbytes = message.ByteSize()
-        if self._runtime.body_bytes + nbytes > self._runtime.slab.size:
-            raise Problem("memory_full", "the requests in progress fill the frame memory", retry_after=1.0)
         self._in_progress += 1
-        self._runtime.body_bytes += nbytes
         try:
-            request = messages.request_of(message, self._service.regions, _peer(context))
-            left = context.time_remaining()
-            if left is not None:
-                request.seconds = min(max(left, 1e-3), request.seconds or left)
-            known, result = await self._service.inferer.infer(message.model_name, message.model_version, request, arrived)
-            return messages.response_of(known, request, result)
+            with bodies.reserved(self._runtime) as taken:
+                bodies.take(self._runtime, taken, message.ByteSize())
+                request = messages.request_of(message, self._service.regions, _peer(context))
+                left = context.time_remaining()
+                if left is not None:
+                    request.seconds = min(max(left, 1e-3), request.seconds or left)
+                known, result = await self._service.inferer.infer(message.model_name, message.model_version, request, arrived)
+                return messages.response_of(known, request, result)
         finally:
             self._in_progress -= 1
-            self._runtime.body_bytes -= nbytes
 
     # ---------------------------------------------------------------- everything else
 
@@ -224,7 +222,7 @@ async def _answer(context: Context, work: Awaitable[Any] | Callable[[], Any]) ->
         await context.abort(code_of(e), e.detail)
     except Exception as e:
         log.exception("a gRPC call failed")
-        await context.abort(grpc.StatusCode.INTERNAL, f"{type(e).__name__}; the server's log has the trace")
+        await context.abort(grpc.StatusCode.INTERNAL, mistake(e).detail)
 
 
 class GrpcServer:

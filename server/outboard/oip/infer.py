@@ -19,7 +19,7 @@ from outboard.predictor import Predictor
 from outboard.predictor import Request as PredictRequest
 from outboard.problems import Problem
 from outboard.registry import Registry, Version
-from outboard.runtime import Outcome, Runtime
+from outboard.runtime import Outcome, Runtime, all_of
 
 #: Rows of one frame in the engine; a request that carries more becomes several frames.
 FRAME_ROWS = 1024
@@ -42,7 +42,7 @@ class Inferer:
         """Raises Problem model_not_ready."""
         key = (version.spec.name, version.spec.version)
         known = self._signatures.get(key)
-        if known is None or known.network not in ("", *self.runtime.networks):
+        if known is None or (known.network and known.network not in self.runtime.networks):
             known = signature(self.runtime, version)
             if len(self._signatures) > 1024:  # versions come and go
                 self._signatures.clear()
@@ -77,16 +77,16 @@ class Inferer:
 
     async def _tensors(self, known: Signature, request: InferRequest, wanted: list[WantedOutput], deadline: float) -> InferResult:
         given, rows = _checked(known, request.inputs)
-        if all(spec.datatype != "BYTES" for spec in known.inputs.values()):
-            shapes = tuple([t.shape for t in given])
-            layout = known.layouts.get(shapes)
-            if layout is None:
+        strings = {t.name: _rows_of_strings(t, rows) for t in given if t.datatype == "BYTES"}
+        shapes = tuple([t.shape for t in given])
+        layout = None if strings else known.layouts.get(shapes)
+        if layout is None:
+            layout = _layout(known, given, strings)
+            if not strings:
                 if len(known.layouts) >= LAYOUTS_KEPT:
                     known.layouts.clear()
-                layout = known.layouts[shapes] = _layout(known, given)
-        else:
-            layout = _layout(known, given)
-        slots, row_bytes, contents = *layout, _contents(known, given, rows)
+                known.layouts[shapes] = layout
+        slots, row_bytes, contents = *layout, _contents(given, rows, strings)
         frames = [(first, min(FRAME_ROWS, rows - first)) for first in range(0, rows, FRAME_ROWS)]
         submitted = [
             self.runtime.submit(
@@ -100,7 +100,7 @@ class Inferer:
             )
             for first, count in frames
         ]
-        outcomes = [await submitted[0]] if len(submitted) == 1 else await _all(submitted)
+        outcomes = [await submitted[0]] if len(submitted) == 1 else await all_of(submitted)
         answers = [row for outcome in outcomes for row in outcome.rows]
         outputs = [(w, answers[0][w.name] if not known.batched else _stacked(w.name, answers)) for w in wanted]
         return InferResult(outputs, outcomes[0].device, any(o.degraded for o in outcomes))
@@ -130,7 +130,7 @@ class Inferer:
             except Problem as e:
                 raise Problem(e.slug, f"image {index}: {e.detail}" if n > 1 else e.detail, retry_after=e.retry_after) from e
 
-        answers = await _all([asyncio.ensure_future(one(i, image)) for i, image in enumerate(images)])
+        answers = await all_of([asyncio.ensure_future(one(i, image)) for i, image in enumerate(images)])
         outputs = []
         for w in wanted:
             if w.name == ANSWER:
@@ -215,14 +215,13 @@ def _spans(tensor: InputTensor, packed: memoryview, count: int) -> list[tuple[in
 # -------------------------------------------------------------------- rows
 
 
-def _layout(known: Signature, given: Sequence[InputTensor]) -> tuple[tuple[Slot, ...], int]:
-    """Where each input lies in a row."""
+def _layout(known: Signature, given: Sequence[InputTensor], strings: dict[str, list[tuple[int, int]]]) -> tuple[tuple[Slot, ...], int]:
+    """Where each input lies in a row. `strings`: of each BYTES input (start, end) of its rows."""
     places = []
     for t, spec in zip(given, known.inputs.values(), strict=True):
         axes = t.shape[1:] if known.batched else t.shape
         if t.datatype == "BYTES":
-            rows = t.shape[0] if known.batched else 1
-            places.append((t.name, BYTES, axes, room_for(max(end - start for start, end in _rows_of_strings(t, rows)))))
+            places.append((t.name, BYTES, axes, room_for(max(end - start for start, end in strings[t.name]))))
         else:
             dtype = DTYPES[spec.datatype]
             places.append((t.name, dtype, axes, prod(axes) * np.dtype(dtype).itemsize))
@@ -231,7 +230,7 @@ def _layout(known: Signature, given: Sequence[InputTensor]) -> tuple[tuple[Slot,
 
 def _rows_of_strings(tensor: InputTensor, rows: int) -> list[tuple[int, int]]:
     """(start, end) of each row's packed strings; leaves the bytes in `tensor.data`."""
-    packed = tensor.data = _bytes(tensor) if not isinstance(tensor.data, memoryview) else tensor.data
+    packed = tensor.data = _bytes(tensor)
     each = prod(tensor.shape) // rows
     found = _spans(tensor, packed, rows * each)
     if not each:
@@ -239,13 +238,12 @@ def _rows_of_strings(tensor: InputTensor, rows: int) -> list[tuple[int, int]]:
     return [(found[i * each][0] - 4, found[(i + 1) * each - 1][1]) for i in range(rows)]
 
 
-def _contents(known: Signature, given: Sequence[InputTensor], rows: int) -> list[Any]:
+def _contents(given: Sequence[InputTensor], rows: int, strings: dict[str, list[tuple[int, int]]]) -> list[Any]:
     """What is copied into the rows, by input: an array of bytes [rows, n], a source of all rows, or a list of a row's strings."""
     contents: list[Any] = []
     for t in given:
         if t.datatype == "BYTES":
-            starts = _rows_of_strings(t, rows)
-            contents.append([t.data[start:end] for start, end in starts])
+            contents.append([t.data[start:end] for start, end in strings[t.name]])
             continue
         dtype = np.dtype(DTYPES[t.datatype])
         expected = prod(t.shape) * dtype.itemsize
@@ -286,15 +284,6 @@ def _fill_from(place: np.ndarray, slot: Slot, source: Any, first: int, rows: int
         np.copyto(place, whole.reshape(rows, -1)[first : first + len(place)])
     if slot.dtype == "bool" and place.size and place.max() > 1:
         raise Problem("bad_input", f"input {slot.name!r} is BOOL: each byte must be 0 or 1")
-
-
-async def _all(work: list[asyncio.Future[Any]]) -> list[Any]:
-    """Every result; where one fails or the caller is cancelled, the others are cancelled too."""
-    try:
-        return await asyncio.gather(*work)
-    finally:
-        for future in work:
-            future.cancel()
 
 
 def _stacked(name: str, rows: list[dict[str, np.ndarray]]) -> np.ndarray:

@@ -9,9 +9,9 @@ import numpy as np
 
 from outboard.devices.rows import pack
 from outboard.oip import open_inference_pb2 as pb
-from outboard.oip.binary import classes
+from outboard.oip.binary import wanted_output
 from outboard.oip.infer import packed_output
-from outboard.oip.request import InferRequest, InferResult, InputTensor, WantedOutput, checked_shape, refuse_sequences, seconds
+from outboard.oip.request import InferRequest, InferResult, InputTensor, checked_shape, refuse_sequences, seconds
 from outboard.oip.shared_memory import Regions
 from outboard.oip.signature import DTYPES, Signature
 from outboard.problems import Problem
@@ -62,9 +62,7 @@ def request_of(message: pb.ModelInferRequest, regions: Regions, peer: str) -> In
     refuse_sequences(parameters)
     outputs = []
     for wanted in message.outputs:
-        said = plain(wanted.parameters)
-        target = regions.span(said, peer) if "shared_memory_region" in said else None
-        outputs.append(WantedOutput(wanted.name, True, classes(wanted.name, said), target))
+        outputs.append(wanted_output(wanted.name, plain(wanted.parameters), True, regions, peer))
     body = memoryview(raw[0]) if len(raw) == 1 else None
     return InferRequest(inputs, outputs or None, message.id, True, seconds(parameters), body)
 

@@ -17,7 +17,7 @@ from outboard.http.watch import unless_left
 from outboard.oip import binary, compression
 from outboard.oip.service import Service
 from outboard.oip.shared_memory import CUDA_REFUSED
-from outboard.problems import Problem
+from outboard.problems import Problem, mistake
 from outboard.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Rest:
             status, headers, body = _refusal(e)
         except Exception as e:
             log.error("%s %s failed", scope["method"], scope["path"][:200], exc_info=e)
-            status, headers, body = _refusal(Problem("internal", f"{type(e).__name__}; the server's log has the trace"))
+            status, headers, body = _refusal(mistake(e))
         finally:
             self._in_progress -= 1
         metrics.request(INFER if infer else OTHER, status, time.perf_counter() - began)
@@ -89,7 +89,7 @@ class Rest:
         model, version = _model(parts[:-1])
         serving = service.inferer.serving(model, version)  # refused before a byte of the body is read
         headers = Headers(scope=scope)
-        peer = scope["client"][0] if scope.get("client") else ""
+        peer = _peer(scope)
         with bodies.reserved(runtime) as taken:
             body = await self._body(headers, receive, taken)
             length = headers.get(binary.HEADER_LENGTH)
@@ -119,10 +119,7 @@ class Rest:
         if encoding not in compression.ENCODINGS:
             raise Problem("unsupported_media_type", f"Content-Encoding {encoding[:20]!r} is not read; expected gzip or deflate")
         plain = await self._runtime.in_thread(compression.decompress, body, encoding, self._runtime.settings.limits.body)
-        if self._runtime.body_bytes + len(plain) > self._runtime.slab.size:
-            raise Problem("memory_full", "the bodies of the requests in progress fill the frame memory", retry_after=1.0)
-        self._runtime.body_bytes += len(plain)
-        taken.append(len(plain))
+        bodies.take(self._runtime, taken, len(plain))
         return plain
 
     # ---------------------------------------------------------------- everything else

@@ -10,6 +10,7 @@ from outboard.oip.shared_memory import Regions
 from outboard.oip.statistics import model_stats
 from outboard.problems import Problem
 from outboard.registry import Registry
+from outboard.repository import ModelProblem
 from outboard.runtime import Runtime
 
 #: The registry's state of a model -> the protocol's.
@@ -61,7 +62,7 @@ class Service:
             version = model.serving or model.loading
             reason = "unloaded" if model.state == "unloaded" else ""
             if model.error:
-                reason = f"{model.error['file']}: {model.error['key']}: {model.error['message']}; expected {model.error['expected']}"
+                reason = str(ModelProblem(**model.error))
             if model.serving or not ready:
                 listed.append(
                     {"name": name, "version": version.spec.version if version else "", "state": _STATES[model.state], "reason": reason}

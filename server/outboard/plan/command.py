@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from outboard.refusal import refuse
+
 if TYPE_CHECKING:
     from outboard.imaging.tiles import Tiling
     from outboard.plan.arrivals import Recorded
@@ -30,17 +32,16 @@ def _refusing(command: Callable[..., bool]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**options: Any) -> None:
         from outboard.plan.arrivals import TraceError
-        from outboard.plan.plot import PlotMissing
         from outboard.plan.usage import Usage
         from outboard.plan.workload import CountError
+        from outboard.plots import PlotMissing
         from outboard.repository import ModelProblem
         from outboard.settings import SettingsError
 
         try:
             holds = command(**options)
         except (Usage, TraceError, CountError, ModelProblem, PlotMissing, SettingsError) as e:
-            Console(stderr=True).print(f"outboard: {e}", style="red", markup=False, highlight=False)
-            raise typer.Exit(2) from e
+            raise refuse(e) from e
         if not holds:
             raise typer.Exit(1)
 
@@ -81,9 +82,9 @@ def plan(
     from outboard.plan.basis import basis
     from outboard.plan.cure import TRIED, cures
     from outboard.plan.host import host
-    from outboard.plan.plot import check
     from outboard.plan.predict import Demand, Setup
     from outboard.plan.predict import plan as planned
+    from outboard.plots import check
     from outboard.settings import load as load_settings
 
     links = _links(link, compare)

@@ -14,8 +14,8 @@ from math import inf
 
 from outboard.core import commands as c
 from outboard.core.engine import Engine, EngineConfig
-from outboard.core.state import Network, Sender
-from outboard.plan.machine import PIPELINE, Machine
+from outboard.core.state import PIPELINE, Network, Sender
+from outboard.plan.machine import Machine
 
 _NETWORK, _DEVICE = "model", "gpu:0"
 

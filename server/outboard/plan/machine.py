@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outboard.core.costs import BatchCost, Costs
+from outboard.core.costs import BatchCost, Costs, batch_sizes
 from outboard.core.link import Link
+from outboard.core.state import PIPELINE
 from outboard.devices.simulated import LATENCY, LINKS
 
 #: Where the figures of `--link` names come from (devices/simulated.py has the figures).
@@ -18,9 +19,6 @@ LINK_SOURCES: dict[str, str] = {
     "oculink": "measured with an RTX 5070 Ti by Tom's Hardware",
     "pcie4x16": "measured, NVIDIA/nvbandwidth issue 15",
 }
-
-#: Batches that a device holds at once: the upload of one under the compute of the other (devices/discovery.py).
-PIPELINE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +64,8 @@ class Machine:
 
     def costs(self) -> list[BatchCost]:
         """What a worker would have measured on this card behind this link."""
-        sizes = [1]
-        while sizes[-1] < self.model.max_rows:
-            sizes.append(min(2 * sizes[-1], self.model.max_rows))
         found = []
-        for rows in sizes:
+        for rows in batch_sizes(self.model.max_rows):
             upload, compute, download = self.batch(rows)
             alone = upload + compute + download
             found.append(BatchCost(rows, max(upload, compute, download, alone / PIPELINE), alone, upload))

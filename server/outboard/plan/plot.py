@@ -6,28 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outboard.plan.predict import Plan
-
-
-class PlotMissing(RuntimeError):
-    """matplotlib is not installed."""
-
-
-def check() -> None:
-    """Raise PlotMissing before minutes are spent on what could not be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as e:
-        raise PlotMissing("--plot needs matplotlib: pip install 'outboard[plot]'") from e
+from outboard.plots import pyplot, save
 
 
 def draw(file: Path, title: str, by_link: Mapping[str, Sequence[tuple[int, Plan]]]) -> None:
     """`by_link`: for each link (stations, plan). Lines are the worst case, dotted ones the best."""
-    check()
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     estimate = False
     for i, (name, points) in enumerate(by_link.items()):
@@ -49,6 +33,4 @@ def draw(file: Path, title: str, by_link: Mapping[str, Sequence[tuple[int, Plan]
     figure.suptitle(title, fontsize="medium")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=100)
-    plt.close(figure)
+    save(figure, file)

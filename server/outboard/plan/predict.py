@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from outboard.core.costs import batch_sizes
 from outboard.plan import roofline
 from outboard.plan.arrivals import Recorded
 from outboard.plan.cards import Card
@@ -84,8 +85,7 @@ class Setup:
             most = min(most, roofline.most_rows(card.workload, card.card, card.precision))
             if most < max(1, self.fixed_rows):
                 raise MemoryError(f"the model does not fit into {card.card.vram >> 30} GiB")
-            sizes = sorted({*(1 << i for i in range(most.bit_length())), most})
-            compute = [(n, roofline.seconds(card.workload, card.card, card.precision, efficiency, n)) for n in sizes]
+            compute = [(n, roofline.seconds(card.workload, card.card, card.precision, efficiency, n)) for n in batch_sizes(most)]
         else:
             compute = list(card.points)
         model = Model(self.shape, self.row_bytes, self.answer_bytes, most, compute, self.fixed_rows, self.max_delay)

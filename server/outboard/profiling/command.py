@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from outboard.refusal import refuse
+
 if TYPE_CHECKING:
     from outboard.profiling.findings import Findings
     from outboard.profiling.run import Measured
@@ -31,7 +33,7 @@ def profile(
 
     Exit code 1: the model does not run there, 2: wrong usage.
     """
-    from outboard import repository
+    from outboard import plots, repository
     from outboard.devices.simulated import parse
     from outboard.plan.usage import seconds
     from outboard.profiling import findings, run
@@ -40,18 +42,14 @@ def profile(
 
     err = Console(stderr=True)
 
-    def refuse(message: object, code: int) -> typer.Exit:
-        err.print(f"outboard: {message}", style="red", markup=False, highlight=False)
-        return typer.Exit(code)
-
     try:
         settings = load_settings({"models": models} if models else {})
         if device.startswith("sim:"):
             parse(device)
         limit = seconds("--deadline", deadline) if deadline else None
         if plot is not None:
-            picture.check()
-    except (ValueError, picture.PlotMissing) as e:  # a setting, a time, a simulated device
+            plots.check()
+    except (ValueError, plots.PlotMissing) as e:  # a setting, a time, a simulated device
         raise refuse(e, 2) from e
     folder = settings.models / model
     if not (folder / "model.toml").is_file():

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outboard.plots import pyplot, save
 from outboard.profiling.findings import Findings
 from outboard.profiling.run import Measured
 
 
-class PlotMissing(RuntimeError):
-    """matplotlib is not installed."""
-
-
-def check() -> None:
-    """Raise PlotMissing before anything is measured that could not be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as e:
-        raise PlotMissing("--plot needs matplotlib: pip install 'outboard[plot]'") from e
-
-
 def draw(file: Path, results: list[tuple[Measured, Findings]]) -> None:
     """One row of two charts for each network."""
-    check()
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, grid = plt.subplots(len(results), 2, figsize=(9, 3.4 * len(results)), layout="constrained", squeeze=False)
     for (measured, found), (left, right) in zip(results, grid, strict=True):
         costs = measured.loaded.costs
@@ -50,6 +34,4 @@ def draw(file: Path, results: list[tuple[Measured, Findings]]) -> None:
         left.set(ylabel="rows a second")
         left.set_title(f"{measured.loaded.model} on {measured.hello.name}", loc="left", fontsize="medium")
         right.set(ylabel="ms a batch")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=100)
-    plt.close(figure)
+    save(figure, file)

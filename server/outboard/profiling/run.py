@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from outboard import resources
 from outboard.core.device_memory import DeviceMemory
+from outboard.core.state import PIPELINE
 from outboard.devices import probe, protocol
 from outboard.devices.slab import Slab
 from outboard.devices.supervisor import Supervisor, Worker
-from outboard.repository import ModelSpec
+from outboard.repository import ModelProblem, ModelSpec
 
 M = TypeVar("M", protocol.Hello, protocol.Loaded, protocol.Pong)
 
@@ -42,9 +43,8 @@ async def find(device: str) -> str:
     if device == "auto":
         external = sorted(gpus, key=lambda gpu: not gpu["external"])
         return external[0]["uuid"] if external else "cpu"
-    for i, gpu in enumerate(gpus):
-        if device in (f"cuda:{i}", gpu["uuid"]):
-            return gpu["uuid"]
+    if (gpu := probe.named(gpus, device)) is not None:
+        return gpu["uuid"]
     shown = ", ".join(gpu["uuid"] for gpu in gpus) or "none"
     raise CannotMeasure(f"--device {device}: the NVIDIA driver shows no such GPU (it shows {shown})")
 
@@ -54,8 +54,8 @@ async def measure(spec: ModelSpec, device: str, cache: Path, headroom: int) -> l
     messages: asyncio.Queue[protocol.ToFront | int] = asyncio.Queue()
     slab = Slab(SLAB_BYTES, "outboard-profile")
     supervisor = Supervisor(slab, cache, lambda _, message: messages.put_nowait(message), lambda _, status: messages.put_nowait(status))
-    # As many batches at once as the server would run there (devices/discovery.py).
-    worker = supervisor.start("profile", 1, device, resources.cores() if device == "cpu" else 2, 1)
+    # As many batches at once as the server would run there.
+    worker = supervisor.start("profile", 1, device, resources.cores() if device == "cpu" else PIPELINE, 1)
     try:
         hello = await _next(messages, protocol.Hello)
         found = []
@@ -76,7 +76,7 @@ async def _memory(
 ) -> DeviceMemory:
     supervisor.send(worker, protocol.Ping(1))
     pong = await _next(messages, protocol.Pong)
-    return DeviceMemory(hello.memory_total, pong.memory_free, pong.memory_held, min(headroom, hello.memory_total // 8))
+    return DeviceMemory.reported(hello.memory_total, pong.memory_free, pong.memory_held, headroom)
 
 
 async def _next(messages: asyncio.Queue[protocol.ToFront | int], kind: type[M]) -> M:
@@ -88,7 +88,7 @@ async def _next(messages: asyncio.Queue[protocol.ToFront | int], kind: type[M]) 
                 if isinstance(message, kind):
                     return message
                 if isinstance(message, protocol.LoadFailed):
-                    raise CannotMeasure(f"{message.file}: {message.key}: {message.message}; expected {message.expected}")
+                    raise CannotMeasure(str(ModelProblem(message.file, message.key, message.expected, message.message)))
                 if isinstance(message, int):
                     raise CannotMeasure(f"the worker ended with status {message}; what it printed says why")
     except TimeoutError:

@@ -109,7 +109,7 @@ def _columns(table: np.ndarray, before: int, chances: int, spec: ModelSpec) -> R
     What follows the classes that `labels` counts may be mask coefficients or key points, which are not between 0 and 1 everywhere. Where
     it is, it is the scores of further classes.
     """
-    known = before + len(spec.labels) + spec.toml.output.first_class if spec.labels else len(table)
+    known = before + detection.class_count(spec, len(table) - before)
     others = table[known:]
     if others.size and not (np.nanmin(others) >= 0 and np.nanmax(others) <= 1):
         return Reading(table[chances:known])

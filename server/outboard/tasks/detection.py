@@ -31,7 +31,7 @@ def yolov5(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     broken = ~np.isfinite(objectness)
     # A class score is at most 1, so objectness alone rules nearly every row out.
     candidates = rows[(objectness >= least) & ~broken].astype(np.float32, copy=False)
-    classes = candidates[:, 5 : 5 + _classes(spec, rows.shape[1] - 5)]
+    classes = candidates[:, 5 : 5 + class_count(spec, rows.shape[1] - 5)]
     best = classes.argmax(axis=1)
     with np.errstate(invalid="ignore", over="ignore"):  # infinite class scores: select drops the product
         scores = classes[np.arange(len(best)), best] * candidates[:, 4]
@@ -55,7 +55,7 @@ def yolov8(outputs: Outputs, spec: ModelSpec, options: Options) -> Detections:
     Source: ultralytics/ultralytics `nn/modules/head.py` Detect, `utils/nms.py` non_max_suppression; issue 751 (1x84x8400).
     """
     table = yolov8_table(outputs, spec)
-    classes = table[4 : 4 + _classes(spec, table.shape[0] - 4)]
+    classes = table[4 : 4 + class_count(spec, table.shape[0] - 4)]
     scores = classes.max(axis=0)
     broken = ~np.isfinite(scores)
     candidates = np.flatnonzero((scores >= min_score(spec, options)) & ~broken)
@@ -208,7 +208,7 @@ def min_score(spec: ModelSpec, options: Options) -> float:
     return spec.toml.output.min_score if options.min_score is None else options.min_score
 
 
-def _classes(spec: ModelSpec, columns: int) -> int:
+def class_count(spec: ModelSpec, columns: int) -> int:
     """How many of `columns` are class scores: as many as there are labels, or all."""
     return min(columns, len(spec.labels) + spec.toml.output.first_class) if spec.labels else columns
 

@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 
 from outboard.imaging.tiles import View
+from outboard.tasks.nms import CANDIDATES
 from outboard.tasks.results import Detections
 
 #: Least agreement of two boxes of one object; SAHI's `postprocess_match_threshold`.
@@ -31,8 +32,6 @@ MATCH = 0.5
 NEAR = 0.01
 #: Network pixels of its row that an edge may be off.
 SLACK = 1.5
-#: Only this many best-scored boxes are compared, as in `nms.py`: it bounds the time of a hostile picture (or a threshold of 0).
-CANDIDATES = 3000
 
 
 def merge(

@@ -34,63 +34,66 @@ class OnnxBackend:
         # many sizes: the plans are kept for every shape (146 -> 239 MB over 600 random shapes) and an arena never shrinks; without
         # both, memory stays flat.
         arena = not network.input.dynamic
-        self._session = open_session(model, network, spec, device, threads, arena)
+        self._session = Session(model, network, spec, device, threads, arena)
         self.provider = device.provider
         self.inputs: list[Port] = [(onnx_graph.PIXELS, "uint8", onnx_graph.axes(model.graph.input[0]))]
         self.outputs = ports
         self._names = [name for name, _, _ in ports]
-        self._arena = arena and device.provider == "CPUExecutionProvider"
-        self._next: ort.RunOptions | None = None  #: options of the next run alone
 
     def batch_rows(self, rows: int) -> int:
         return rows
 
     def run(self, batch: Any) -> list[np.ndarray]:
-        if isinstance(batch, np.ndarray):
-            options, self._next = self._next, None
-            return self._session.run(self._names, {onnx_graph.PIXELS: batch}, options)
-        binding = self._session.io_binding()
-        binding.bind_input(onnx_graph.PIXELS, "cuda", 0, np.uint8, list(batch.shape), batch.pointer)
-        for name in self._names:
-            binding.bind_output(name)  # to the host: answers are small
-        self._session.run_with_iobinding(binding)
-        return binding.copy_outputs_to_cpu()
+        return self._session.run({onnx_graph.PIXELS: batch}, self._names)
 
     def optimise(self, rows: Sequence[int]) -> None:
         """The session is as fast as it gets."""
 
     def shrink(self) -> None:
-        """The arena never gives memory back by itself; a run that is told to leaves it with what that run needed."""
-        if not self._arena:
-            return
-        self._next = shrinking()
+        self._session.shrink()
 
 
-def open_session(
-    model: onnx.ModelProto, network: Network, spec: ModelSpec, device: Device, threads: int, arena: bool
-) -> ort.InferenceSession:
+class Session:
     """An ORT session on the device, and on no other. Raises ModelProblem where the file is at fault, RuntimeError where the device is."""
-    if device.provider == "CUDAExecutionProvider":
-        ort.preload_dlls()  # from the nvidia packages beside it: without torch nobody has loaded them
-    providers = [(device.provider, _provider_options(spec) if device.provider == "CUDAExecutionProvider" else {})]
-    try:
-        session = ort.InferenceSession(
-            model.SerializeToString(), _session_options(network, threads, arena), providers=providers, enable_fallback=0
-        )
-    except Exception as e:
-        raise _load_problem(e, str(network.file)) from e
-    if (got := session.get_providers()[0]) != device.provider:
-        raise RuntimeError(
-            f"{network.key}: asked for {device.provider}, ONNX Runtime gave {got}: the device's libraries cannot be used"
-        )
-    return session
 
+    def __init__(self, model: onnx.ModelProto, network: Network, spec: ModelSpec, device: Device, threads: int, arena: bool):
+        if device.provider == "CUDAExecutionProvider":
+            ort.preload_dlls()  # from the nvidia packages beside it: without torch nobody has loaded them
+        providers = [(device.provider, _provider_options(spec) if device.provider == "CUDAExecutionProvider" else {})]
+        try:
+            self._session = ort.InferenceSession(
+                model.SerializeToString(), _session_options(network, threads, arena), providers=providers, enable_fallback=0
+            )
+        except Exception as e:
+            raise _load_problem(e, str(network.file)) from e
+        if (got := self._session.get_providers()[0]) != device.provider:
+            raise RuntimeError(
+                f"{network.key}: asked for {device.provider}, ONNX Runtime gave {got}: the device's libraries cannot be used"
+            )
+        self._arena = arena and device.provider == "CPUExecutionProvider"
+        self._next: ort.RunOptions | None = None  #: options of the next run alone
 
-def shrinking() -> ort.RunOptions:
-    """Options of a run after which the CPU's arena keeps only what that run needed: by itself it never gives memory back."""
-    options = ort.RunOptions()
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    return options
+    def run(self, feeds: dict[str, Any], fetches: Sequence[str]) -> list[np.ndarray]:
+        """Arrays of the host or of the device in, arrays of the host out."""
+        if all(isinstance(array, np.ndarray) for array in feeds.values()):
+            options, self._next = self._next, None
+            return self._session.run(fetches, feeds, options)
+        binding = self._session.io_binding()
+        for name, array in feeds.items():
+            if isinstance(array, np.ndarray):
+                binding.bind_cpu_input(name, array)
+            else:
+                binding.bind_input(name, "cuda", 0, array.dtype, list(array.shape), array.pointer)
+        for name in fetches:
+            binding.bind_output(name)  # to the host: answers are small
+        self._session.run_with_iobinding(binding)
+        return binding.copy_outputs_to_cpu()
+
+    def shrink(self) -> None:
+        """The CPU's arena never gives memory back by itself; a run that is told to leaves it with what that run needed."""
+        if self._arena:
+            self._next = ort.RunOptions()
+            self._next.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
 
 def _session_options(network: Network, threads: int, arena: bool) -> ort.SessionOptions:

@@ -80,8 +80,7 @@ class TorchBackend:
         """`forward` on a gathered batch, in the modes that both eager and compiled code run in."""
         if isinstance(batch, np.ndarray):
             with torch.inference_mode():
-                # The slab is mapped read-only; torch warns of that, and nothing here writes to its input.
-                return [t.numpy() for t in forward(_as_tensor(batch))]
+                return [t.numpy() for t in forward(as_tensor(batch))]
         assert self._streams is not None
         half = _HALF.get(self._spec.toml.run.precision)
         precision = torch.autocast("cuda", half) if half else contextlib.nullcontext()
@@ -170,10 +169,12 @@ def _blank(device: Device, shape: tuple[int, ...]) -> Any:
     return device.gather(np.zeros(shape[0] * nbytes, np.uint8), [i * nbytes for i in range(shape[0])], shape[1:], shape[0])
 
 
-def _as_tensor(batch: np.ndarray) -> torch.Tensor:
-    if batch.flags.writeable:
-        return torch.from_numpy(batch)
-    return torch.frombuffer(batch.data.cast("B"), dtype=torch.uint8).view(batch.shape)
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """The array's own memory. The slab is mapped read-only; torch warns of that, and nothing here writes to its input."""
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    return torch.frombuffer(array.reshape(-1).data.cast("B"), dtype=torch.uint8).view(dtype).view(array.shape)
 
 
 def has_compiler(device: Device) -> bool:

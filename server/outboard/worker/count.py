@@ -33,19 +33,12 @@ def count_onnx(network: Network) -> Workload:
 
     from outboard.worker import onnx_graph
 
-    if network.input is None:
-        model = onnx_graph.load(network)
-        for value in model.graph.input:
-            for dim in value.type.tensor_type.shape.dim:
-                if not (dim.HasField("dim_value") and dim.dim_value > 0):
-                    dim.dim_value = 1
-    else:
-        model, picture = onnx_graph.read(network)
-        width, height = network.input.size
-        shape = (1, height, width, 3) if picture.channels_last else (1, 3, height, width)
-        value = next(i for i in model.graph.input if i.name == picture.name)
-        for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
-            dim.dim_value = size
+    model, picture = onnx_graph.read(network)
+    width, height = network.input.size
+    shape = (1, height, width, 3) if picture.channels_last else (1, 3, height, width)
+    value = next(i for i in model.graph.input if i.name == picture.name)
+    for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+        dim.dim_value = size
     constants = {t.name: tuple(t.dims) for t in model.graph.initializer}
     for value in model.graph.output:  # a free batch axis of the outputs would win over what follows from the input
         value.type.tensor_type.ClearField("shape")

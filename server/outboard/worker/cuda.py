@@ -19,7 +19,7 @@ from cuda.bindings import runtime as cudart
 from outboard.core import link
 from outboard.devices import slab
 from outboard.devices.protocol import Slot
-from outboard.devices.rows import ALIGN, BFLOAT16, BYTES
+from outboard.devices.rows import BFLOAT16, BYTES, aligned
 from outboard.worker import nvml
 from outboard.worker.devices import Device
 from outboard.worker.slots import gather as gather_on_host
@@ -181,7 +181,7 @@ class CudaDevice(Device):
         starts, total = [], 0
         for slot in slots:
             starts.append(total)
-            total += -(-n * slot.nbytes // ALIGN) * ALIGN
+            total += aligned(n * slot.nbytes)
         target = self._slot.on_device(max(total, 1))
         arrays: list[Any] = []
         for start, slot in zip(starts, slots, strict=True):

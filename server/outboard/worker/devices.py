@@ -20,7 +20,7 @@ from outboard.core.link import Link
 from outboard.devices import slab
 from outboard.devices.protocol import Slot
 from outboard.worker.environment import is_gpu
-from outboard.worker.slots import gather
+from outboard.worker.slots import adjacent, gather
 
 
 class Device:
@@ -129,8 +129,7 @@ class CpuDevice(Device):
 
     def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> np.ndarray:
         nbytes = int(np.prod(shape, dtype=np.int64))
-        adjacent = all(b - a == nbytes for a, b in zip(rows, rows[1:], strict=False))
-        if adjacent and total == len(rows):
+        if total == len(rows) and adjacent(rows, nbytes):
             return slab.view(memory, rows[0], (total, *shape), "uint8")
         batch = self._staging.array(total * nbytes).reshape(total, *shape)
         for i, offset in enumerate(rows):

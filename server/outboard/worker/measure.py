@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from outboard.core.costs import BatchCost
+from outboard.core.costs import BatchCost, batch_sizes
 from outboard.core.costs import Costs as CostModel
 from outboard.repository import ModelProblem
 from outboard.worker.errors import classify
@@ -168,7 +168,7 @@ def cost_table(
     alone = {} if device.parallel else _alone(network, batch, budget_s)
     measured: Costs = []
     deadline = time.perf_counter() + budget_s
-    for rows in list(alone) or _sizes(network):
+    for rows in list(alone) or batch_sizes(network.max_rows):
         run = batch(rows)
         budget = min(SIZE_SHARE * budget_s, max(0.0, deadline - time.perf_counter()) / 3)
         try:
@@ -192,13 +192,6 @@ def cost_table(
     return measured
 
 
-def _sizes(network: LoadedNetwork) -> list[int]:
-    sizes = [1]
-    while sizes[-1] < network.max_rows:
-        sizes.append(min(2 * sizes[-1], network.max_rows))
-    return sizes
-
-
 def _alone(network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], budget_s: float) -> dict[int, tuple[float, int]]:
     """rows -> (seconds of a batch that has the device to itself, bytes that it needs there).
 
@@ -207,7 +200,7 @@ def _alone(network: LoadedNetwork, batch: Callable[[int], Callable[[], object]],
     """
     found: dict[int, tuple[float, int]] = {}
     deadline = time.perf_counter() + budget_s
-    for rows in _sizes(network):
+    for rows in batch_sizes(network.max_rows):
         run = batch(rows)
         try:
             seconds = _busy_seconds(run, 1, min(SIZE_SHARE * budget_s, max(0.0, deadline - time.perf_counter()) / 3))

@@ -46,11 +46,18 @@ class LoadedNetwork:
         self.memory_bytes = memory_bytes
         self.weights_bytes = 0  #: of its file
         self.kept_bytes = 0  #: what its batches have needed at most, where the device's allocators keep that
-        self.fixed_rows = fixed if isinstance(fixed := backend.inputs[0][2][0], int) else 0
-        if self.fixed_rows == 1:
-            log.info("%s: the batch size 1 is frozen into the graph, rows run singly", network.key)
-        elif self.fixed_rows:
-            log.info("%s: the batch size %d is frozen into the graph, smaller batches are padded", network.key, self.fixed_rows)
+        self.fixed_rows = self._frozen_rows()
+
+    def _frozen_rows(self) -> int:
+        """The batch size that is frozen into the graph; 0: none."""
+        fixed = self.backend.inputs[0][2][0]
+        if not isinstance(fixed, int):
+            return 0
+        if fixed == 1:
+            log.info("%s: the batch size 1 is frozen into the graph, rows run singly", self.network.key)
+        elif fixed:
+            log.info("%s: the batch size %d is frozen into the graph, smaller batches are padded", self.network.key, fixed)
+        return fixed
 
     @property
     def max_rows(self) -> int:

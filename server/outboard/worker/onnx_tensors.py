@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from outboard.devices.rows import BFLOAT16, BYTES
 from outboard.repository import ModelProblem, ModelSpec, Network
 from outboard.worker import onnx_graph
-from outboard.worker.backend_onnx import open_session, shrinking
+from outboard.worker.backend_onnx import Session
 from outboard.worker.devices import Device
 from outboard.worker.networks import Port
 
@@ -54,37 +53,21 @@ class OnnxTensorBackend:
         if not any(o.domain in ("", "ai.onnx") for o in model.opset_import):  # what was put in is of that domain
             model.opset_import.append(helper.make_opsetid("", 13))
         free = any(isinstance(axis, str) for _, _, shape in self.inputs for axis in shape[1:])
-        self._session = open_session(model, network, spec, device, threads, arena=not free)
-        self._arena = not free and device.provider == "CPUExecutionProvider"
-        self._next: ort.RunOptions | None = None  #: options of the next run alone
+        self._session = Session(model, network, spec, device, threads, arena=not free)
         self.provider = device.provider
 
     def batch_rows(self, rows: int) -> int:
         return rows
 
     def run(self, batch: Sequence[Any]) -> list[np.ndarray]:
-        if all(isinstance(array, np.ndarray) for array in batch):
-            options, self._next = self._next, None
-            arrays = self._session.run(self._fetches, dict(zip(self._feeds, batch, strict=True)), options)
-        else:
-            binding = self._session.io_binding()
-            for name, array in zip(self._feeds, batch, strict=True):
-                if isinstance(array, np.ndarray):
-                    binding.bind_cpu_input(name, array)
-                else:
-                    binding.bind_input(name, "cuda", 0, array.dtype, list(array.shape), array.pointer)
-            for name in self._fetches:
-                binding.bind_output(name)
-            self._session.run_with_iobinding(binding)
-            arrays = binding.copy_outputs_to_cpu()
+        arrays = self._session.run(dict(zip(self._feeds, batch, strict=True)), self._fetches)
         return [narrow(a) if dtype == BFLOAT16 else a for a, (_, dtype, _) in zip(arrays, self.outputs, strict=True)]
 
     def optimise(self, rows: Sequence[int]) -> None:
         """The session is as fast as it gets."""
 
     def shrink(self) -> None:
-        if self._arena:
-            self._next = shrinking()
+        self._session.shrink()
 
 
 def narrow(array: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from outboard.devices import slab
 from outboard.devices.protocol import Slot
-from outboard.devices.rows import ALIGN, BFLOAT16, BYTES, unpack
+from outboard.devices.rows import BFLOAT16, BYTES, aligned, unpack
 from outboard.worker.errors import InputRefused
 
 
@@ -20,14 +20,14 @@ def gather(memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot], stagi
     """
     n = len(rows)
     apart = [slot for slot in slots if not adjacent(rows, slot.nbytes)]
-    buffer, at = (staging(sum(_aligned(n * slot.nbytes) for slot in apart)), 0) if apart else (memory, 0)
+    buffer, at = (staging(sum(aligned(n * slot.nbytes) for slot in apart)), 0) if apart else (memory, 0)
     arrays = []
     for slot in slots:
         if slot not in apart:
             raw = slab.view(memory, rows[0] + slot.offset, (n * slot.nbytes,), "uint8")
         else:
             raw = buffer[at : at + n * slot.nbytes]
-            at += _aligned(n * slot.nbytes)
+            at += aligned(n * slot.nbytes)
             for i, row in enumerate(rows):
                 raw[i * slot.nbytes : (i + 1) * slot.nbytes] = slab.view(memory, row + slot.offset, (slot.nbytes,), "uint8")
         arrays.append(_typed(raw, n, slot))
@@ -36,10 +36,6 @@ def gather(memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot], stagi
 
 def adjacent(rows: Sequence[int], nbytes: int) -> bool:
     return all(b - a == nbytes for a, b in zip(rows, rows[1:], strict=False))
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGN) * ALIGN
 
 
 def _typed(raw: np.ndarray, rows: int, slot: Slot) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from outboard.devices.protocol import Slot
-from outboard.repository import ModelSpec, Network
+from outboard.repository import ModelSpec
 from outboard.worker.devices import Device
 from outboard.worker.errors import InputRefused
 from outboard.worker.networks import LoadedNetwork, Port
@@ -24,14 +24,12 @@ class TensorNetwork(LoadedNetwork):
     neighbours or have no such axis) the network runs `whole`: a request is one row and reaches the graph as it was sent.
     """
 
-    def __init__(self, spec: ModelSpec, network: Network, backend: Any, device: Device, memory_bytes: int = 0):
-        self.spec, self.network, self.backend, self.device = spec, network, backend, device
-        self.memory_bytes = memory_bytes
-        self.weights_bytes = self.kept_bytes = 0
-        first = {shape[0] if shape else None for _, _, shape in backend.inputs}
+    def _frozen_rows(self) -> int:
+        """As of pictures; it settles `whole`, too."""
+        first = {shape[0] if shape else None for _, _, shape in self.backend.inputs}
         frozen = {axis for axis in first if isinstance(axis, int)}
         self.whole = None in first or len(frozen) > 1 or bool(frozen) and len(first) > 1
-        self.fixed_rows = 1 if self.whole else next(iter(frozen), 0)
+        return 1 if self.whole else next(iter(frozen), 0)
 
     def run_whole(self, why: str) -> None:
         log.info("%s: the first axis is no batch axis, each request runs alone: %s", self.network.key, why)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from outboard.devices.rows import BFLOAT16
 from outboard.repository import ModelProblem, ModelSpec, Network
-from outboard.worker.backend_torch import Streams
+from outboard.worker.backend_torch import Streams, as_tensor
 from outboard.worker.devices import Device
 from outboard.worker.networks import Port
 from outboard.worker.torch_modules import flat
@@ -60,12 +60,7 @@ class TorchTensorBackend:
     def _tensor(self, array: Any, dtype: str) -> torch.Tensor:
         if not isinstance(array, np.ndarray):
             return torch.as_tensor(array, device="cuda")
-        if not array.size:
-            made = torch.empty(array.shape, dtype=_DTYPES[dtype])
-        elif array.flags.writeable:
-            made = torch.from_numpy(array)
-        else:  # the slab is mapped read-only; torch warns of that, and nothing here writes to its input
-            made = torch.frombuffer(array.reshape(-1).data.cast("B"), dtype=torch.uint8).view(_DTYPES[array.dtype.name]).view(array.shape)
+        made = as_tensor(array) if array.size else torch.empty(array.shape, dtype=_DTYPES[dtype])
         return made.to(device="cuda" if self._streams else "cpu", dtype=_DTYPES[dtype])
 
     def optimise(self, rows: Sequence[int]) -> None:
