@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outboard.core import measuring
 from outboard.core.costs import Costs
 from outboard.core.failback import FailbackPolicy, LossHistory
 from outboard.core.memory import PAGE, Allocator, OutOfSlab
@@ -53,6 +54,40 @@ def test_costs_stay_positive_and_finite_whatever_is_observed(observed: list[tupl
         costs.observe(rows, seconds)
     assert all(0 < seconds < 1e9 for _, seconds in costs.table())
     assert costs.knee(8) in (1, 8)
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def test_no_larger_batch_is_tried_where_throughput_falls_batches_get_long_or_time_is_up() -> None:
+    falls = {1: 0.010, 2: 0.012, 4: 0.030, 8: 0.010}
+    assert [rows for rows, _ in measuring.table([1, 2, 4, 8], falls.get, lambda: False)] == [1, 2, 4]
+    long = {1: 0.3, 2: 0.5, 4: 0.6}
+    assert [rows for rows, _ in measuring.table([1, 2, 4], long.get, lambda: False)] == [1, 2]
+    assert measuring.table([1, 2, 4], falls.get, lambda: True) == [(1, 0.010)]
+    assert measuring.table([1, 2, 4], lambda rows: 0.01 if rows < 4 else None, lambda: False)[-1][0] == 2
+
+
+def test_a_size_that_falls_is_run_twice_before_it_is_believed() -> None:
+    seconds = iter([0.010, 0.040, 0.011, 0.012])
+    assert measuring.table([1, 2, 4], lambda _: next(seconds), lambda: False) == [(1, 0.010), (2, 0.011), (4, 0.012)]
+
+
+def test_the_bend_of_a_cost_curve_is_measured_and_a_straight_one_is_left_alone() -> None:
+    def bent(rows: int) -> float:
+        return max(0.010, 0.001 * rows)
+
+    known = [(rows, bent(rows)) for rows in (1, 2, 4, 8, 16, 32)]
+    assert (10, 0.010) in measuring.refined(known, bent, lambda: False)
+    assert measuring.refined(known, bent, lambda: True) == known
+    straight = [(rows, 0.010 + 0.001 * rows) for rows in (1, 2, 4, 8)]
+    assert measuring.between(straight) is None and measuring.between(straight[:2]) is None
+
+
+def test_a_batch_was_run_often_enough_when_two_runs_are_alike() -> None:
+    assert not measuring.enough([0.010], 1) and not measuring.enough([0.010, 0.020], 2) and not measuring.enough([0.010, 0.010], 3)
+    assert measuring.enough([0.010, 0.020, 0.0101], 2)
+    assert measuring.enough([0.01 * 1.1**n for n in range(measuring.MOST_RUNS)], 2)
 
 
 # ---------------------------------------------------------------- timers

@@ -57,8 +57,8 @@ def measure(
     seconds of each."""
     up, down = (_samples(lambda n, d=d: copy(d, n), SIZES) for d in ("h2d", "d2h"))  # type: ignore[misc]
     largest = SIZES[-1]
-    together = [both(largest) for _ in range(3 if up[-1][1] < PATIENCE / 10 else 1)]
     h2d, d2h = fit(up), fit(down)
+    both_up, both_down = _together(both, max(n for n, seconds in up if seconds < PATIENCE / 10 or n == SIZES[0]))
     unpinned = {"h2d": 0.0, "d2h": 0.0}
     if pageable is not None:
         for direction in unpinned:
@@ -68,8 +68,8 @@ def measure(
         d2h_bytes_per_s=d2h[0],
         h2d_latency=h2d[1],
         d2h_latency=d2h[1],
-        both_h2d_bytes_per_s=largest / min(seconds for seconds, _ in together),
-        both_d2h_bytes_per_s=largest / min(seconds for _, seconds in together),
+        both_h2d_bytes_per_s=both_up,
+        both_d2h_bytes_per_s=both_down,
         pageable_h2d_bytes_per_s=unpinned["h2d"],
         pageable_d2h_bytes_per_s=unpinned["d2h"],
     )
@@ -86,6 +86,16 @@ def _samples(copy: Callable[[int], float], sizes: Sequence[int]) -> list[tuple[i
             spent += seconds[-1]
         found.append((nbytes, min(seconds)))
     return found
+
+
+def _together(both: Callable[[int], tuple[float, float]], nbytes: int) -> tuple[float, float]:
+    """Bytes a second each way of the quickest copies of `nbytes` in both directions at once."""
+    up: list[float] = []
+    down: list[float] = []
+    while len(up) < 3 or (len(up) < MOST_REPEATS and not all(_agree(*sorted(seconds)[:2]) for seconds in (up, down))):
+        for seconds, took in zip((up, down), both(nbytes), strict=True):
+            seconds.append(took)
+    return nbytes / min(up), nbytes / min(down)
 
 
 def _agree(quickest: float, next_one: float) -> bool:

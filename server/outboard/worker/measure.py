@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from outboard.core import measuring
 from outboard.core.costs import BatchCost, batch_sizes
 from outboard.core.costs import Costs as CostModel
 from outboard.repository import ModelProblem
@@ -19,12 +20,9 @@ log = logging.getLogger(__name__)
 
 BUDGET_S = 0.6  #: time to spend on one network's costs, over all batch sizes, while a server waits to be ready
 THOROUGH_S = 6.0  #: and where nobody waits
-SIZE_SHARE = 1 / 6  #: of it for one batch size; each is run three times in any case
-LONG_BATCH_S = 0.4  #: above this no larger batch is tried
+SIZE_SHARE = 1 / 10  #: of it for one batch size, so that it is enough for all, and for those between them; each is run twice in any case
 SLOW_S = 0.2  #: above this a batch is run as rarely as a judgement allows: the server is waiting to be ready
 
-#: Where a larger batch answers fewer rows a second than this share of the best, none larger still is tried.
-FALLING = 0.85
 #: A stored profile that says this many times as long as a batch takes now was measured on a machine that was busy.
 STALE = 2.0
 
@@ -157,8 +155,8 @@ def costs(
 def cost_table(
     network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], row_bytes: int, slots: int, budget_s: float
 ) -> Costs:
-    """What batches of 1, 2, 4, 8 … up to `network.max_rows` rows cost, with `slots` of them at once. `batch` makes what runs a batch of
-    so many rows of `row_bytes`.
+    """What batches of 1, 2, 4, 8 … up to `network.max_rows` rows cost, with `slots` of them at once, and of a few sizes between where an
+    accelerator's costs bend. `batch` makes what runs a batch of so many rows of `row_bytes`.
 
     Every batch size that will be used is thereby warmed. Stops early where a batch gets long, throughput falls clearly, or an
     out-of-memory shows the limit.
@@ -166,29 +164,21 @@ def cost_table(
     device = network.device
     busy = _busy_seconds if device.parallel else _interval_seconds
     alone = {} if device.parallel else _alone(network, batch, budget_s)
-    measured: Costs = []
     deadline = time.perf_counter() + budget_s
-    for rows in list(alone) or batch_sizes(network.max_rows):
-        run = batch(rows)
-        budget = min(SIZE_SHARE * budget_s, max(0.0, deadline - time.perf_counter()) / 3)
+
+    def seconds(rows: int) -> float | None:
         try:
-            seconds = busy(run, slots, budget)
-            if measured and rows / seconds < FALLING * max(c.rows / c.seconds for c in measured):
-                seconds = min(seconds, busy(run, slots, budget))  # once more: something else may have run in between
+            return busy(batch(rows), slots, min(SIZE_SHARE * budget_s, max(0.0, deadline - time.perf_counter()) / 3))
         except Exception as e:
             if rows in alone and classify(e) == "oom":
-                seconds = alone[rows][0]  # one fits, two at once do not: it never has company
-            elif measured:
-                log.warning("%s: batches of %d and more are not used: %s", network.network.key, rows, e)
-                break
-            else:
-                raise
-        quiet, memory = alone.get(rows, (seconds, 0))
+                return alone[rows][0]  # one fits, two at once do not: it never has company
+            return _not_used(network, rows, e)
+
+    measured: Costs = []
+    for rows, took in measuring.table(list(alone) or batch_sizes(network.max_rows), seconds, lambda: time.perf_counter() > deadline):
+        quiet, memory = alone.get(rows, (took, 0))
         upload = min(device.link.upload(rows * row_bytes), quiet) if device.link else 0.0
-        measured.append(BatchCost(rows, seconds, quiet, upload, memory))
-        best = max(c.rows / c.seconds for c in measured)
-        if seconds > LONG_BATCH_S or rows / seconds < FALLING * best or time.perf_counter() > deadline:
-            break
+        measured.append(BatchCost(rows, took, quiet, upload, memory))
     return measured
 
 
@@ -198,21 +188,33 @@ def _alone(network: LoadedNetwork, batch: Callable[[int], Callable[[], object]],
     All sizes before any of them is run beside others: allocators keep what they have taken, so the growth that one batch causes is only
     seen while nothing larger has run.
     """
-    found: dict[int, tuple[float, int]] = {}
+    memory: dict[int, int] = {}
     deadline = time.perf_counter() + budget_s
-    for rows in batch_sizes(network.max_rows):
-        run = batch(rows)
+
+    def late() -> bool:
+        return time.perf_counter() > deadline
+
+    def seconds(rows: int) -> float | None:
         try:
-            seconds = _busy_seconds(run, 1, min(SIZE_SHARE * budget_s, max(0.0, deadline - time.perf_counter()) / 3))
+            return _busy_seconds(batch(rows), 1, min(SIZE_SHARE * budget_s, max(0.0, deadline - time.perf_counter()) / 3))
         except Exception as e:
-            if not found:
-                raise
-            log.warning("%s: batches of %d and more are not used: %s", network.network.key, rows, e)
-            break
-        found[rows] = seconds, network.device.memory_grown()
-        if seconds > LONG_BATCH_S or time.perf_counter() > deadline:
-            break
-    return found
+            return _not_used(network, rows, e)
+
+    def growing(rows: int) -> float | None:
+        took = seconds(rows)
+        memory[rows] = network.device.memory_grown()
+        return took
+
+    tried = measuring.table(batch_sizes(network.max_rows), growing, late)
+    # What those between need is not seen any more.
+    return {rows: (took, memory.get(rows, 0)) for rows, took in measuring.refined(tried, seconds, late)}
+
+
+def _not_used(network: LoadedNetwork, rows: int, error: Exception) -> None:
+    """Batches of `rows` rows fail. Where single ones do, too, the network cannot serve: raises `error`."""
+    if rows == 1:
+        raise error
+    log.warning("%s: batches of %d and more are not used: %s", network.network.key, rows, error)
 
 
 def still_true(network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], known: Costs) -> bool:
@@ -257,24 +259,18 @@ def is_faster(network: LoadedNetwork, other: LoadedNetwork, sizes: Sequence[int]
 
 def _busy_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> float:
     """Seconds of `batch` while `slots` threads run it."""
-    return _usual(end - start for start, end in _spans(batch, slots, budget_s))
+    return measuring.usual(end - start for start, end in _spans(batch, slots, budget_s))
 
 
 def _interval_seconds(batch: Callable[[], object], slots: int, budget_s: float) -> float:
     """Seconds from one batch's end to the next one's while `slots` threads keep a pipeline full."""
     ends = [end for _, end in _spans(batch, slots, budget_s, least=3)]
-    return _usual(b - a for a, b in zip(ends, ends[slots:], strict=False)) / slots
-
-
-def _usual(seconds: Iterable[float]) -> float:
-    """The lower quartile: what else the machine does makes runs longer, never shorter."""
-    ordered = sorted(seconds)
-    return ordered[len(ordered) // 4]
+    return measuring.usual(b - a for a, b in zip(ends, ends[slots:], strict=False)) / slots
 
 
 def _spans(batch: Callable[[], object], slots: int, budget_s: float, least: int = 2) -> list[tuple[float, float]]:
-    """(start, end) of runs of `batch` in `slots` threads, by their ends, after one run in each to warm up; at least `least` runs each,
-    one less where it is slow."""
+    """(start, end) of runs of `batch` in `slots` threads, by their ends, after one run in each to warm up: at least `least` runs each and
+    until two are alike, or one less where it is slow."""
     spans: list[tuple[float, float]] = []
     errors: list[BaseException] = []
     barrier = threading.Barrier(slots)
@@ -283,14 +279,16 @@ def _spans(batch: Callable[[], object], slots: int, budget_s: float, least: int 
         try:
             start = time.perf_counter()
             batch()
-            most = least - 1 if time.perf_counter() - start > SLOW_S else least
+            slow = time.perf_counter() - start > max(SLOW_S, budget_s)
             barrier.wait()
-            end, runs = time.perf_counter() + budget_s, 0
-            while runs < most or time.perf_counter() < end:
+            until = time.perf_counter() + budget_s
+            own: list[float] = []
+            while time.perf_counter() < until or not (len(own) >= least - 1 if slow else measuring.enough(own, least)):
                 start = time.perf_counter()
                 batch()
-                spans.append((start, time.perf_counter()))
-                runs += 1
+                end = time.perf_counter()
+                spans.append((start, end))
+                own.append(end - start)
         except threading.BrokenBarrierError:
             pass
         except BaseException as e:
