@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -12,6 +13,10 @@ import pytest
 
 import graphs
 from integration.serverkit import serving
+from outboard.core.state import PIPELINE
+from outboard.devices.simulated import LATENCY, LINKS
+from outboard.settings import size
+from outboard.worker.simulated import ACTIVATION_COPIES
 
 DEVICE = "sim:thunderbolt4,vram=512MiB,compute=20+2"
 
@@ -59,3 +64,47 @@ def test_what_cannot_be_measured_is_said(models: Path, tmp_path: Path, words: tu
 def test_a_device_that_is_not_there_is_no_wrong_usage(models: Path, tmp_path: Path) -> None:
     done = profile("means", "--models", str(models), "--device", "cuda:7", cache=tmp_path / "cache")
     assert done.returncode == 1 and "shows no such GPU" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("link", "batch_ms", "row_ms", "vram"),
+    [
+        ("thunderbolt3", 30, 2, "256MiB"),
+        ("thunderbolt4", 12, 6, "512MiB"),
+        ("thunderbolt5", 50, 1, "1GiB"),
+        ("oculink", 5, 15, "256MiB"),
+        ("pcie4x16", 20, 4, "12MiB"),
+    ],
+)
+def test_a_live_device_is_measured_and_its_batch_chosen_within_five_percent_of_the_truth(
+    tmp_path: Path, link: str, batch_ms: float, row_ms: float, vram: str
+) -> None:
+    side, most = 128, 16
+    graphs.write_model(tmp_path / "models", "means", graphs.channel_means((side, side)), graphs.toml("tensor", "tensor", (side, side)))
+    device = f"sim:{link},vram={vram},compute={batch_ms}+{row_ms}"
+    done = profile("means", "--models", str(tmp_path / "models"), "--device", device, "--json", cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)["profiles"][0]
+    h2d, d2h = LINKS[link]
+    row_bytes = side * side * 3
+    memory = row_bytes * 4 * ACTIVATION_COPIES  # of a row
+
+    def alone(rows: int) -> float:
+        return LATENCY + rows * row_bytes / h2d + (batch_ms + rows * row_ms) / 1e3
+
+    def busy(rows: int) -> float:
+        return max((batch_ms + rows * row_ms) / 1e3, alone(rows) / PIPELINE)
+
+    near = functools.partial(pytest.approx, rel=0.05)
+    measured = answer["link"]
+    assert measured["h2d_bytes_per_s"] == near(h2d) and measured["d2h_bytes_per_s"] == near(d2h)
+    assert measured["both_h2d_bytes_per_s"] == near(h2d) and measured["both_d2h_bytes_per_s"] == near(d2h)
+    assert answer["memory"]["batch_bytes"]["per_row"] == near(memory)
+    for cost in answer["batches"]:
+        assert cost["alone"] == near(alone(cost["rows"])) and cost["seconds"] == near(busy(cost["rows"])), cost
+        assert cost["memory"] == near(cost["rows"] * memory)
+    total = size(vram)
+    best = max(rows / busy(rows) for rows in range(1, most + 1) if rows * memory <= total - total // 8)
+    chosen = answer["batch"]
+    assert chosen * memory <= total - total // 8 and chosen / busy(chosen) >= 0.95 * best
