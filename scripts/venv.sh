@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-extras="server torch load plot video test"
+extras="server torch load otel plot video test"
 python=${PYTHON:-$(command -v python3.11 || command -v python3 || true)}
 [ -n "$python" ] || { echo "make: no python3 found; install Python 3.11 or newer, or set PYTHON=/path/to/python" >&2; exit 2; }
 

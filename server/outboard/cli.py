@@ -24,6 +24,7 @@ from outboard.profiling.command import profile as profile_command
 from outboard.refusal import refuse
 from outboard.settings import Settings, SettingsError
 from outboard.settings import load as load_settings
+from outboard.telemetry import logs
 
 if TYPE_CHECKING:
     from outboard.registry import Registry
@@ -55,6 +56,11 @@ def serve(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file, instead of ./outboard.toml.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json: one object a line.")] = None,
+    log_requests: Annotated[bool | None, typer.Option("--log-requests", help="A line for each request.")] = None,
+    traces: Annotated[
+        bool | None, typer.Option("--traces", help="Send OpenTelemetry spans of requests by OTLP, as the OTEL_* variables say.")
+    ] = None,
 ) -> None:
     """Serve a model repository over HTTP."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
@@ -68,6 +74,9 @@ def serve(
         "workers": workers,
         "failback.max_losses": max_losses,
         "log_level": log_level,
+        "log_format": log_format,
+        "log_requests": log_requests,
+        "traces": traces,
     }
     try:
         settings = load_settings({k: v for k, v in flags.items() if v is not None}, file=config)
@@ -75,8 +84,7 @@ def serve(
         raise refuse(str(e)) from e
     if not settings.models.is_dir():
         raise refuse(f"--models {settings.models}: no such folder; expected a folder of models (see docs/my-own-model.md)")
-    level = settings.log_level.upper()
-    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+    if settings.log_level.lower() not in logs.LEVELS:
         raise refuse(f"log_level is {settings.log_level!r}, expected debug, info, warning or error")
     try:
         import uvicorn
@@ -93,7 +101,9 @@ def serve(
             discovery.check(wanted)
         except ValueError as e:
             raise refuse(f"--device {e}") from e
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr)
+    if settings.traces:
+        _check_traces()
+    logs.configure(settings.log_level, settings.log_format)
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
     try:
         listener = _listen(settings.host, settings.port)
@@ -112,6 +122,8 @@ def serve(
             ws_ping_interval=settings.streams.ping,
             ws_ping_timeout=settings.streams.pong,
             ws_per_message_deflate=False,  # JPEGs do not deflate
+            interface="asgi3",
+            log_config=None,  # its lines are formatted as all others are
             log_level="warning",
             access_log=False,
             lifespan="on",
@@ -121,6 +133,17 @@ def serve(
         )
     )
     server.run(sockets=[listener])
+
+
+def _check_traces() -> None:
+    """The libraries are there, and what the environment asks of them can be done."""
+    try:
+        import outboard.telemetry.spans  # noqa: F401
+    except ModuleNotFoundError as e:
+        raise refuse(f"{e.name} is missing: --traces needs the extra: pip install 'outboard[otel]'") from e
+    for variable in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if (asked := os.environ.get(variable, "http/protobuf")) != "http/protobuf":
+            raise refuse(f"{variable} is {asked!r}, expected http/protobuf: spans are sent by OTLP over HTTP (port 4318 of a collector)")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -138,6 +161,11 @@ def _welcome(settings: Settings, port: int, runtime: Runtime, registry: Registry
 
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = f"http://{host}:{port}"
+    if settings.log_format == "json":
+        states = {"devices": {d["id"]: d["state"] for d in device_entries(runtime)}}
+        states["models"] = {m["name"]: m["state"] for m in model_entries(runtime, registry)}
+        logging.getLogger("outboard").info("serving on %s", url, extra={"url": url, **states})
+        return
     out.print()
     tables.print_devices(out, device_entries(runtime))
     tables.print_models(out, model_entries(runtime, registry))

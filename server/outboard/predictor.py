@@ -27,6 +27,7 @@ from outboard.problems import Problem
 from outboard.registry import Version
 from outboard.runtime import Outcome, Runtime
 from outboard.tasks.answer import answer_body
+from outboard.telemetry import tracing
 from outboard.tiled import detect
 
 
@@ -113,6 +114,8 @@ class Predictor:
             answer["source_bit_depth"] = header.bit_depth
         if outcome.device in self.runtime.devices and self.runtime.devices[outcome.device].kind == "sim":
             answer["simulated"] = True
+        if (trace := tracing.CURRENT.get()) is not None:
+            trace.request_ids.append(answer["id"])
         return answer, outcome
 
     @staticmethod

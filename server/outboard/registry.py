@@ -123,7 +123,8 @@ class Registry:
                 model.unloaded = False
                 if old is not None:
                     self._retire(old)
-                log.info("model %s %s serves%s", model.name, version.spec.version, f" in place of {old.spec.version}" if old else "")
+                replaced = f" in place of {old.spec.version}" if old else ""
+                log.info("model %s %s serves%s", model.name, version.spec.version, replaced, extra={"model": model.name})
                 self._wake(model)
                 continue
             for network_id in version.ids.values():
@@ -149,7 +150,7 @@ class Registry:
     def _failed(self, model: Model, error: dict[str, str]) -> None:
         if model.error != error:
             kept = f"; version {model.serving.spec.version} goes on serving" if model.serving else ""
-            log.error("model %s: %s%s", model.name, ModelProblem(**error), kept)
+            log.error("model %s: %s%s", model.name, ModelProblem(**error), kept, extra={"model": model.name})
         model.error = error
         self._wake(model)
 
@@ -166,7 +167,7 @@ class Registry:
         for version in (model.serving, model.loading):
             if version is not None:
                 self._retire(version)
-        log.info("model %s was removed", name)
+        log.info("model %s was removed", name, extra={"model": name})
 
     def _settle(self) -> None:
         if self.ready()[0]:

@@ -21,7 +21,7 @@ from outboard import resources, tasks
 from outboard.core import commands as c
 from outboard.core.engine import ISOLATION, Engine, EngineConfig
 from outboard.core.failback import FailbackPolicy
-from outboard.core.state import ANYBODY, Network, Sender, Shape
+from outboard.core.state import ANYBODY, Batch, Network, Sender, Shape
 from outboard.devices import presence, probe, protocol
 from outboard.devices.rows import row_bytes as bytes_of_row
 from outboard.devices.simulated import EXIT_UNPLUGGED, FAULTS, LASTING_FAULTS, PHASED_FAULTS, PHASES, memory_taken
@@ -31,7 +31,7 @@ from outboard.problems import Problem
 from outboard.repository import ModelSpec
 from outboard.settings import Settings
 from outboard.tasks.golden import agree, plausible
-from outboard.telemetry import metrics
+from outboard.telemetry import logs, metrics, tracing
 from outboard.telemetry.statistics import ModelStatistics
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ class _Ticket:
     infer: float = 0.0
     problem: Problem | None = None
     row_bytes: int = 0  #: of a tensor model; 0: its rows are uint8 `shape`
+    trace: tracing.Trace | None = None  #: of the request; None: nobody wants to know
+    filled_at: float = 0.0  #: with a trace
 
 
 @dataclass(slots=True)
@@ -181,13 +183,14 @@ class Runtime:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(self.decode_threads, thread_name_prefix="decode")
         cache = self.settings.cache.expanduser()
-        self.supervisor = Supervisor(self.slab, cache, self._on_message, self._on_exit)
+        logging_as = logs.worker_arguments(self.settings.log_level, self.settings.log_format)
+        self.supervisor = Supervisor(self.slab, cache, self._on_message, self._on_exit, logging_as)
         log.info("%d cores may be used: %d decode threads; %d MiB of frame memory", self.cores, self.decode_threads, self.slab.size >> 20)
         self.devices[ISOLATION] = DeviceEntry(ISOLATION, "isolation", "cpu", 1, 1)
 
     def add_device(self, entry: DeviceEntry, rank: int, *, present: bool = True, why: str = "") -> None:
         self.devices[entry.id] = entry
-        log.info("%s runs %d batches at once, each with %d thread(s)", entry.id, entry.slots, entry.threads)
+        log.info("%s runs %d batches at once, each with %d thread(s)", entry.id, entry.slots, entry.threads, extra={"device": entry.id})
         self.engine.add_device(self.now(), entry.id, entry.kind, entry.slots, rank, present=present, why=why)
         self._act()
 
@@ -221,7 +224,7 @@ class Runtime:
             self._fault_later(entry, fault, phase)
             return
         state = self.engine.devices[device]
-        log.info("%s: fault %s is played", device, fault)
+        log.info("%s: fault %s is played", device, fault, extra={"device": device})
         match fault:
             case "unplug":
                 entry.present = False
@@ -251,7 +254,7 @@ class Runtime:
         if phase not in PHASES or fault not in PHASED_FAULTS:
             expected = f"a fault of {', '.join(PHASED_FAULTS)} and a phase of {', '.join(PHASES)}"
             raise Problem("bad_option", f"fault {fault[:40]!r} in phase {phase[:40]!r}: expected {expected}")
-        log.info("%s: fault %s waits until the device is %s", entry.id, fault, phase)
+        log.info("%s: fault %s waits until the device is %s", entry.id, fault, phase, extra={"device": entry.id})
         worker = self.supervisor.get(entry.id, self.engine.devices[entry.id].generation)
         if worker is None or phase in ("starting", "warming"):
             entry.faults[phase] = fault
@@ -331,7 +334,7 @@ class Runtime:
         self._frames += 1
         frame = self._frames
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        ticket = _Ticket(network, shape, fill, future, body, [{}] * rows, self.now(), row_bytes=row_bytes)
+        ticket = _Ticket(network, shape, fill, future, body, [{}] * rows, self.now(), row_bytes=row_bytes, trace=tracing.CURRENT.get())
         self._tickets[frame] = ticket
         future.add_done_callback(lambda done: self._left(frame) if done.cancelled() else None)
         digest = _digest(body) if self.engine.poison and body is not None else b""
@@ -373,7 +376,7 @@ class Runtime:
         except Problem as e:
             problem = e
         except Exception as e:
-            log.exception("decoding failed")
+            log.exception("decoding failed", extra={"model": _model_of(ticket.network), **(ticket.trace.fields() if ticket.trace else {})})
             problem = Problem("internal", f"{type(e).__name__} while the image was prepared; this is a bug, please report it")
         return result, problem, time.perf_counter() - began
 
@@ -381,6 +384,8 @@ class Runtime:
         ticket = self._tickets.get(frame)
         if ticket is not None:
             ticket.filled, ticket.decode = result, seconds
+            if ticket.trace is not None and problem is None:
+                ticket.filled_at = self.now()
         if problem is None:
             self.engine.filled(self.now(), frame)
         else:
@@ -393,8 +398,7 @@ class Runtime:
         now, device, generation = self.now(), worker.device, worker.generation
         match message:
             case protocol.Done():
-                d = self.engine.devices[device]
-                batch = d.running.get(message.batch) if d.generation == generation else None
+                batch = self._running(worker, message)
                 if batch is not None:
                     self._answers = self._read(worker, message, batch.network, len(batch.rows))
                     if self.devices[device].kind in ("gpu", "sim"):
@@ -407,7 +411,9 @@ class Runtime:
                     metrics.predicted(device, batch.network.rpartition("@")[0], batch.cost, seconds)
                 self.engine.batch_done(now, device, generation, message.batch, seconds)
             case protocol.Failed():
-                log.warning("%s: a batch failed (%s): %s", device, message.kind, message.message)
+                batch = self._running(worker, message)
+                about = {"device": device, "model": _model_of(batch.network) if batch else None}
+                log.warning("%s: a batch failed (%s): %s", device, message.kind, message.message, extra=about)
                 self.engine.batch_failed(now, device, generation, message.batch, message.kind, message.message)
             case protocol.Hello():
                 self.devices[device].hello = message
@@ -424,6 +430,11 @@ class Runtime:
                 self.engine.device_memory(now, device, generation, total, message.memory_free, message.memory_held)
         self._act()
 
+    def _running(self, worker: Worker, message: protocol.Done | protocol.Failed) -> Batch | None:
+        """The batch that a worker speaks of; None: its device has gone on without it."""
+        device = self.engine.devices[worker.device]
+        return device.running.get(message.batch) if device.generation == worker.generation else None
+
     def _on_loaded(self, now: float, worker: Worker, message: protocol.Loaded) -> None:
         network = f"{message.model}@{message.version}"
         member = self.networks.get(network)
@@ -438,6 +449,7 @@ class Runtime:
                 message.model,
                 message.provider,
                 ", ".join(f"{c.rows}: {c.seconds:.4f}" for c in message.costs),
+                extra={"device": worker.device, "model": message.model},
             )
         self.engine.loaded(now, worker.device, worker.generation, network, message.costs, message.fixed_rows)
         self._tell(network)
@@ -545,13 +557,16 @@ class Runtime:
                 level = (
                     logging.WARNING if command.state in ("lost", "quarantined", "suspect") and command.device != ISOLATION else logging.INFO
                 )
-                log.log(level, "device %s is %s%s", command.device, command.state, f": {command.why}" if command.why else "")
+                why = f": {command.why}" if command.why else ""
+                about = {"device": command.device, "state": command.state, "why": command.why}
+                log.log(level, "device %s is %s%s", command.device, command.state, why, extra=about)
                 device = self.engine.devices[command.device]
                 metrics.device_state(command.device, command.state, device.history.total, device.quarantined_for)
                 for callback in self.on_state:
                     callback(command.device, command.state, command.why)
             case c.Starved():
-                log.warning("%s has no memory for %s: others serve it (%s)", command.device, command.network, command.why)
+                about = {"device": command.device, "model": _model_of(command.network)}
+                log.warning("%s has no memory for %s: others serve it (%s)", command.device, command.network, command.why, extra=about)
             case c.Retired():
                 self.networks.pop(command.network, None)
 
@@ -575,7 +590,10 @@ class Runtime:
         if not command.last:
             return
         del self._tickets[command.frame]
-        metrics.frame(ticket.network, command.device, ticket.problem.slug if ticket.problem else "answered")
+        outcome = ticket.problem.slug if ticket.problem else "answered"
+        metrics.frame(ticket.network, command.device, outcome)
+        if ticket.trace is not None:
+            self._trace(ticket, command.device, outcome, command.degraded)
         member = self.networks.get(ticket.network)
         if ticket.future.done():
             return
@@ -593,12 +611,19 @@ class Runtime:
     def _refused(self, command: c.Refuse) -> None:
         ticket = self._tickets.pop(command.frame)
         metrics.frame(ticket.network, "", command.slug)
+        if ticket.trace is not None:
+            self._trace(ticket, "", command.slug, False)
         if (member := self.networks.get(ticket.network)) is not None:
             member.statistics.failed(self.now() - ticket.arrived)
         if command.slug == "poison_frame" and ticket.body is not None:
             self.engine.remember_poison(self.now(), _digest(ticket.body))
         if not ticket.future.done():
             ticket.future.set_exception(Problem(command.slug, command.detail, retry_after=command.retry_after))
+
+    def _trace(self, ticket: _Ticket, device: str, outcome: str, degraded: bool) -> None:
+        assert ticket.trace is not None
+        times = (ticket.arrived, ticket.filled_at, self.now(), ticket.decode, ticket.infer)
+        ticket.trace.frame(tracing.FrameTimes(_model_of(ticket.network), device, outcome, degraded, *times))
 
     def _start(self, command: c.Start) -> None:
         entry = self.devices[command.device]
@@ -627,7 +652,7 @@ class Runtime:
         try:
             self.supervisor.start(entry.id, generation, spec, entry.slots, entry.threads)
         except OSError as e:
-            log.error("cannot start a worker for %s: %s", entry.id, e)
+            log.error("cannot start a worker for %s: %s", entry.id, e, extra={"device": entry.id})
             self.engine.not_found(self.now(), entry.id, generation, f"cannot start its worker: {e}")
 
     def _check_golden(self, command: c.CheckGolden) -> None:
@@ -644,6 +669,7 @@ class Runtime:
                     "finite and fit the decoder; from now on they are what it and others are compared with",
                     command.device,
                     command.network,
+                    extra={"device": command.device, "model": _model_of(command.network)},
                 )
         else:
             why = agree(reference, got, member.spec)
@@ -706,6 +732,11 @@ def _split(member: Member, outputs: dict[str, np.ndarray], n: int) -> list[dict[
     return tasks.rows(member.spec.toml.output.decoder, outputs, n)
 
 
+def _model_of(network: str) -> str:
+    """The model, or part of one, of an engine's id."""
+    return network.rpartition("@")[0]
+
+
 def _compare_power(entry: DeviceEntry, watts: float) -> None:
     """Without a persistence daemon the driver forgets a power limit when its last user leaves, so a card may come back with another one."""
     entry.power_limit_w = entry.power_limit_w or watts
@@ -715,7 +746,7 @@ def _compare_power(entry: DeviceEntry, watts: float) -> None:
             f"its power limit is {watts:.0f} W since it came back, it was {entry.power_limit_w:.0f} W; "
             f"`nvidia-smi -pl {entry.power_limit_w:.0f}` (as root) sets it, `outboard devices reset {entry.id}` takes it as it is"
         )
-        log.warning("%s: %s", entry.id, entry.notice)
+        log.warning("%s: %s", entry.id, entry.notice, extra={"device": entry.id})
 
 
 def _digest(body: bytes | memoryview) -> bytes:

@@ -100,6 +100,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     concurrency: int = 0  #: batches at once on the CPU; 0: one for each core
     cache: Path = Path("~/.cache/outboard")  #: compiled models
     log_level: str = "info"  #: debug, info, warning, error
+    log_format: Literal["text", "json"] = "text"  #: text, json: one object a line (docs/monitoring.md)
+    log_requests: bool = False  #: a line for each request
+    traces: bool = False  #: OpenTelemetry spans of requests, sent by OTLP as the OTEL_* variables say (docs/monitoring.md)
     limits: Limits = Limits()
     failback: Failback = Failback()
     http: Http = Http()

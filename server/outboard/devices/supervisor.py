@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,11 +58,14 @@ class Supervisor:
         cache: Path,
         on_message: Callable[[Worker, protocol.ToFront], None],
         on_exit: Callable[[Worker, int], None],
+        arguments: Sequence[str] = (),
     ):
+        """`arguments`: more of the workers' command line."""
         self._slab = slab
         self._cache = cache
         self._on_message = on_message
         self._on_exit = on_exit
+        self._arguments = arguments
         self._workers: dict[tuple[str, int], Worker] = {}
         self._exit = asyncio.Event()  #: set when a process has ended
 
@@ -73,7 +76,7 @@ class Supervisor:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * protocol.MAX_DATAGRAM)
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads), OPENBLAS_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
         process = subprocess.Popen(
-            [sys.executable, "-m", "outboard.worker", "--fd", str(theirs.fileno()), "--device", device],
+            [sys.executable, "-m", "outboard.worker", "--fd", str(theirs.fileno()), "--device", device, *self._arguments],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=environment,

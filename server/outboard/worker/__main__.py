@@ -16,6 +16,7 @@ import sys
 import msgspec
 
 from outboard.devices import protocol
+from outboard.telemetry import logs
 from outboard.worker.environment import die_with_parent, prepare_environment
 
 EXIT_WRONG_START = 2
@@ -46,11 +47,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m outboard.worker", description="One device's worker; the server starts it.")
     parser.add_argument("--fd", type=int, required=True, help="inherited descriptor of the SOCK_SEQPACKET channel")
     parser.add_argument("--device", help="only says in `ps` whose worker this is; the device itself comes with the first message")
-    fd = parser.parse_args().fd
+    logs.add_arguments(parser)
+    arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the front decides what it means
     die_with_parent()
-    logging.basicConfig(level=logging.INFO, format=f"worker {os.getpid()}: %(levelname)s %(name)s: %(message)s")
-    channel = socket.socket(fileno=fd)
+    logs.configure_worker(arguments)
+    channel = socket.socket(fileno=arguments.fd)
     start, fds = _receive_start(channel)
     prepare_environment(start.device, start.threads, start.cache_dir)
     from outboard.worker.main import run

@@ -138,7 +138,7 @@ class Worker:
         except Exception as e:
             self._took(began)
             kind = classify(e)
-            log.warning("batch %d of %s failed (%s): %s", run.batch, run.model, kind, e)
+            log.warning("batch %d of %s failed (%s): %s", run.batch, run.model, kind, e, extra={"model": run.model})
             return Failed(run.batch, kind, _text(e))
 
     def _took(self, began: float) -> tuple[float, float]:
@@ -205,17 +205,18 @@ class Worker:
                 network.backend.provider,
                 time.perf_counter() - began,
                 " (its costs are known)" if known and loaded.costs == known.costs else "",
+                extra={"model": load.model},
             )
         except ModelProblem as e:
             self._refuse(load, e.file, e.key, e.expected, e.message, "answers" if opened else "files")
         except Exception as e:
             kind = classify(e)
-            log.exception("%s cannot be loaded (%s)", load.model, kind)
+            log.exception("%s cannot be loaded (%s)", load.model, kind, extra={"model": load.model})
             key = f"device ({kind})" if kind in ("oom", "sticky") else "load"
             self._refuse(load, load.directory, key, "a network that loads and runs", _text(e), kind)
 
     def _refuse(self, load: Load, file: str, key: str, expected: str, message: str, kind: str) -> None:
-        log.warning("%s refused: %s: %s: expected %s; %s", load.model, file, key, expected, message)
+        log.warning("%s refused: %s: %s: expected %s; %s", load.model, file, key, expected, message, extra={"model": load.model})
         cut = MESSAGE_CHARS
         self._send(LoadFailed(load.model, load.version, file[:cut], key[:cut], expected[:cut], message[:cut], kind))
 
