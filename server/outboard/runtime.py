@@ -23,6 +23,7 @@ from outboard.core.engine import ISOLATION, Engine, EngineConfig
 from outboard.core.failback import FailbackPolicy
 from outboard.core.state import ANYBODY, Batch, Network, Sender, Shape
 from outboard.devices import presence, probe, protocol
+from outboard.devices.figures import Figures
 from outboard.devices.rows import row_bytes as bytes_of_row
 from outboard.devices.simulated import EXIT_UNPLUGGED, FAULTS, LASTING_FAULTS, PHASED_FAULTS, PHASES, memory_taken
 from outboard.devices.slab import Slab
@@ -115,6 +116,7 @@ class DeviceEntry:
     power_limit_w: float = 0.0  #: as it was when the card was first seen, or when an operator last reset the device; 0: unknown
     notice: str = ""  #: what an operator should know of a device that serves
     hello: protocol.Hello | None = None
+    figures: Figures | None = None  #: GPUs in use: what NVML said last
 
 
 class FillCosts:

@@ -13,10 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, start_http_server
 
 import graphs
 from integration.pictures import encoded, scene
 from integration.serverkit import Server, serving
+from outboard.devices.figures import Figures
+from outboard.telemetry import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -34,12 +37,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A Prometheus with the configuration of docker-compose.yml, but for the address of the server and how often it looks."""
+def card() -> Iterator[str]:
+    """Where the figures of a hot GPU can be scraped: no server here has one. tests/unit/test_gpu_figures.py leads them up to there."""
+    registry = CollectorRegistry()
+    registry.register(gpus.COLLECTOR)
+    hot = Figures("GPU-1", "00000000:52:00.0", "NVIDIA GeForce RTX 3060", 91, 120, 170, 99, 5 << 30, 7 << 30, ["sw_thermal"], 3, 4)
+    gpus.show({"cuda:0": hot})
+    exporter, thread = start_http_server(0, "127.0.0.1", registry)
+    yield f"127.0.0.1:{exporter.server_port}"
+    exporter.shutdown()
+    thread.join()
+    gpus.show({})
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: Server, card: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A Prometheus with the configuration of docker-compose.yml, but for the addresses and how often it looks."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [server.url.removeprefix("http://")]
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [server.url.removeprefix("http://"), card]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     shutil.copy(DEPLOY / "prometheus" / "alerts.yml", folder)
     with socket.socket() as probe:
@@ -124,6 +141,15 @@ def test_a_lost_device_raises_the_alert(server: Server, prometheus: httpx.Client
 
     server.until(pending, 30, "the alert is at least pending")
     server.client.post("/v1/devices/sim:0/fault", json={"fault": "replug"})
+
+
+@needs_prometheus
+def test_a_hot_gpu_raises_the_alert(server: Server, prometheus: httpx.Client):
+    def pending() -> bool:
+        alerts = prometheus.get("/alerts").raise_for_status().json()["data"]["alerts"]
+        return any(a["labels"]["alertname"] == "OutboardGpuThrottles" and a["labels"]["reason"] == "sw_thermal" for a in alerts)
+
+    server.until(pending, 30, "the alert is at least pending")
 
 
 def test_every_panel_says_what_it_shows():

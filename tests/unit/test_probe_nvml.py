@@ -49,7 +49,7 @@ def states(runtime: Runtime) -> list[tuple[str, str]]:
 
 
 async def test_a_card_that_nvml_has_given_up_is_lost_and_its_neighbour_is_not(runtime: Runtime) -> None:
-    await discovery.check_driver(runtime, says({LOST: "NVML says that it is lost"}))
+    await discovery.check_driver(runtime, says({"gone": {LOST: "NVML says that it is lost"}}))
     assert states(runtime) == [("lost", "NVML says that it is lost"), ("serving", "")]
 
 
@@ -65,7 +65,7 @@ async def test_where_nvml_hangs_only_a_card_that_owes_an_answer_is_lost_and_nobo
 
 async def test_a_loss_that_was_noticed_meanwhile_is_not_counted_twice(runtime: Runtime) -> None:
     asked = asyncio.ensure_future(
-        discovery.check_driver(runtime, asks(f"import time; time.sleep(1); print({json.dumps({LOST: 'gone'})!r})"))
+        discovery.check_driver(runtime, asks(f"import time; time.sleep(1); print({json.dumps({'gone': {LOST: 'gone'}})!r})"))
     )
     await asyncio.sleep(0.1)
     runtime.lose("cuda:0", "its worker died")
@@ -73,11 +73,11 @@ async def test_a_loss_that_was_noticed_meanwhile_is_not_counted_twice(runtime: R
     assert runtime.engine.devices["cuda:0"].history.total == 1
 
 
-@pytest.mark.parametrize("answer", ["", "no JSON", "raise SystemExit(3)"])
+@pytest.mark.parametrize("answer", ["", "no JSON", "[1]", "raise SystemExit(3)"])
 async def test_a_probe_that_fails_convicts_nobody(runtime: Runtime, answer: str) -> None:
     await discovery.check_driver(runtime, asks(answer if answer.startswith("raise") else f"print({answer!r})"))
     assert [state for state, _ in states(runtime)] == ["serving", "serving"]
 
 
 async def test_without_a_driver_nvml_convicts_nobody() -> None:
-    assert await probe.gone(["GPU-no-such"]) in ({}, {"GPU-no-such": "NVML does not find it"})
+    assert (await probe.nvml(["GPU-no-such"])).gone in ({}, {"GPU-no-such": "NVML does not find it"})

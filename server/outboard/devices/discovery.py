@@ -12,7 +12,9 @@ import pyudev
 
 from outboard.core.state import LIVE, PIPELINE
 from outboard.devices import presence, probe, simulated
+from outboard.devices.figures import Figures
 from outboard.runtime import DeviceEntry, Runtime
+from outboard.telemetry import gpus
 
 log = logging.getLogger(__name__)
 
@@ -127,13 +129,16 @@ async def _check_presence(runtime: Runtime) -> None:
 
 async def check_driver(runtime: Runtime, command: Sequence[str] = probe.NVML, limit: float = probe.LIMIT) -> None:
     """GPUs in use that NVML has given up are lost, although sysfs may still show them. Where NVML hangs one of them is lost: which, only a
-    second sign tells, so those are that owe an answer."""
+    second sign tells, so those are that owe an answer. The figures of the others are kept, and shown as metrics."""
     used = {e.uuid: e.id for e in runtime.devices.values() if e.kind == "gpu" and e.uuid and _in_use(runtime, e.id)}
     if not used:
+        _keep(runtime, {})
         return
     generations = {device: runtime.engine.devices[device].generation for device in used.values()}
     try:
-        why = await probe.gone(used, command, limit)
+        answer = await probe.nvml(used, command, limit)
+        why = answer.gone
+        _keep(runtime, {used[f.uuid]: f for f in answer.figures if f.uuid in used})
     except TimeoutError:
         log.error("NVML has not answered for %.0f s: the driver hangs", limit)
         why = {
@@ -141,9 +146,16 @@ async def check_driver(runtime: Runtime, command: Sequence[str] = probe.NVML, li
             for uuid, device in used.items()
             if runtime.engine.devices[device].state == "suspect"
         }
+        _keep(runtime, {})
     for uuid, device in used.items():
         if uuid in why and runtime.engine.devices[device].generation == generations[device]:
             runtime.lose(device, why[uuid])
+
+
+def _keep(runtime: Runtime, figures: dict[str, Figures]) -> None:
+    for entry in runtime.devices.values():
+        entry.figures = figures.get(entry.id)
+    gpus.show(figures)
 
 
 def _in_use(runtime: Runtime, device: str) -> bool:

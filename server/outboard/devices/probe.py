@@ -14,6 +14,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from outboard.devices.figures import Answer
 from outboard.devices.thunderbolt import domain_of
 
 log = logging.getLogger(__name__)
@@ -41,13 +44,13 @@ async def ask() -> list[dict[str, Any]]:
     return []
 
 
-async def gone(uuids: Iterable[str], command: Sequence[str] = NVML, limit: float = LIMIT) -> dict[str, str]:
-    """What NVML says of GPUs in use, asked in a disposable process: for each that is gone, why. Raises TimeoutError where NVML hangs."""
+async def nvml(uuids: Iterable[str], command: Sequence[str] = NVML, limit: float = LIMIT) -> Answer:
+    """What NVML says of GPUs in use, asked in a disposable process. Raises TimeoutError where NVML hangs."""
     try:
-        return await _answer([*command, *uuids], limit)
-    except ValueError as e:
+        return msgspec.convert(await _answer([*command, *uuids], limit), Answer)
+    except (ValueError, msgspec.ValidationError) as e:
         log.warning("NVML cannot be asked for the GPUs: %s", e)
-        return {}
+        return Answer()
 
 
 async def _answer(command: Sequence[str], limit: float) -> Any:

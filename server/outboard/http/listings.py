@@ -89,9 +89,10 @@ def device_entry(runtime: Runtime, device: str) -> dict[str, Any]:
             "h2d_bytes_per_s": hello.h2d_bytes_per_s or None if hello else None,
             "d2h_bytes_per_s": hello.d2h_bytes_per_s or None if hello else None,
             "measured": msgspec.to_builtins(hello.link) if hello else None,
-            "pcie_generation": None,
-            "pcie_width": None,
+            "pcie_generation": known.figures.pcie_generation if known.figures else None,
+            "pcie_width": known.figures.pcie_width if known.figures else None,
         },
+        "gpu": msgspec.to_builtins(known.figures) if known.figures else None,
         "memory": {
             "total_bytes": hello.memory_total or None if hello else None,
             "free_bytes": state.memory.free or None,

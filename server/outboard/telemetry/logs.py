@@ -43,7 +43,7 @@ class JsonFormatter(logging.Formatter):
         }
         if (trace := tracing.current()) is not None:
             line |= trace.fields()
-        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD and value is not None}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:

@@ -10,27 +10,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from outboard.worker.nvml import figures, or_none, watts
 
 try:
     import pynvml
 except ImportError:  # nvidia-ml-py is not installed
     pynvml = None
-
-#: Bits of the clocks' event reasons (nvml.h), by dcgm-exporter's names.
-REASONS = {
-    0x01: "gpu_idle",
-    0x02: "clocks_setting",
-    0x04: "power_cap",
-    0x08: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal",
-    0x40: "hw_thermal",
-    0x80: "hw_power_brake",
-    0x100: "display_clocks",
-}
 
 
 def address(bus_id: str) -> str:
@@ -38,44 +26,30 @@ def address(bus_id: str) -> str:
     return bus_id.lower()[-12:]
 
 
-def _or_none(call: Callable[..., Any], *args: Any) -> Any:
-    """Cards differ in what they tell."""
-    try:
-        return call(*args)
-    except pynvml.NVMLError:
-        return None
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1e3
-
-
 def _gpu(handle: Any) -> dict[str, Any]:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    reasons = _or_none(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
-    utilisation = _or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    known = figures(handle)
     return {
-        "uuid": pynvml.nvmlDeviceGetUUID(handle),
-        "pci": address(pynvml.nvmlDeviceGetPciInfo(handle).busId),
-        "temperature_c": _or_none(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-        "power_w": _watts(_or_none(pynvml.nvmlDeviceGetPowerUsage, handle)),
-        "limit_w": _watts(_or_none(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-        "default_limit_w": _watts(_or_none(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
-        "reasons": [name for bit, name in REASONS.items() if reasons & bit],
-        "persistence": bool(_or_none(pynvml.nvmlDeviceGetPersistenceMode, handle)),
-        "memory_bytes": memory.total,
-        "used_bytes": memory.used,
+        "uuid": known.uuid,
+        "pci": address(known.pci_bus_id),
+        "temperature_c": known.temperature_c,
+        "power_w": known.power_w,
+        "limit_w": known.limit_w,
+        "default_limit_w": watts(or_none(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
+        "reasons": known.reasons or [],
+        "persistence": bool(or_none(pynvml.nvmlDeviceGetPersistenceMode, handle)),
+        "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+        "used_bytes": known.used_bytes,
         "processes": _processes(handle),
-        "utilisation": utilisation.gpu if utilisation else None,
-        "pcie_generation": _or_none(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        "pcie_generation_possible": _or_none(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        "utilisation": known.utilisation,
+        "pcie_generation": known.pcie_generation,
+        "pcie_generation_possible": or_none(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
     }
 
 
 def _processes(handle: Any) -> list[dict[str, Any]]:
     found: dict[int, int] = {}
     for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
-        for process in _or_none(ask, handle) or ():
+        for process in or_none(ask, handle) or ():
             found[process.pid] = max(found.get(process.pid, 0), process.usedGpuMemory or 0)
     return [{"pid": pid, "command": (who := _command(pid))[0], "bytes": used, "ours": who[1]} for pid, used in sorted(found.items())]
 

@@ -1,13 +1,18 @@
-"""What NVML says of GPUs. `python -m outboard.worker.nvml UUID …` prints a JSON object: for each GPU that is gone, why.
+"""What NVML says of GPUs. `python -m outboard.worker.nvml UUID …` prints, as JSON, which of them are gone and the figures of the others
+(devices/figures.py).
 
 NVML hangs on a lost GPU, so it is asked in processes that may be given up: a worker, or one for this question alone.
 """
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Callable
 from typing import Any
+
+import msgspec
+
+from outboard.devices.figures import REASONS, Answer, Figures
 
 try:
     import pynvml
@@ -41,19 +46,58 @@ def power_limit_w(uuid: str) -> float:
         return 0.0
 
 
+def figures(handle: Any) -> Figures:
+    """Raises NVMLError where not even memory and name are told."""
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    utilisation = or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    return Figures(
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        pci_bus_id=pynvml.nvmlDeviceGetPciInfo(handle).busId,
+        name=pynvml.nvmlDeviceGetName(handle),
+        temperature_c=or_none(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        power_w=watts(or_none(pynvml.nvmlDeviceGetPowerUsage, handle)),
+        limit_w=watts(or_none(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+        utilisation=utilisation.gpu if utilisation else None,
+        used_bytes=memory.used,
+        free_bytes=memory.free,
+        reasons=throttle_reasons(handle),
+        pcie_generation=or_none(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        pcie_width=or_none(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+    )
+
+
+def throttle_reasons(handle: Any) -> list[str] | None:
+    bits = or_none(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    return None if bits is None else [name for bit, name in REASONS.items() if bits & bit]
+
+
+def or_none(call: Callable[..., Any], *args: Any) -> Any:
+    """Cards differ in what they tell."""
+    try:
+        return call(*args)
+    except pynvml.NVMLError:
+        return None
+
+
+def watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1e3
+
+
 def _handle(uuid: str) -> Any:
     return pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
 
 
 def main(uuids: list[str]) -> None:
     found: dict[str, str] = {}
+    told: list[Figures] = []
     if pynvml is not None:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError:  # no driver, or one of another version than the library: it tells nothing of the card
             uuids = []
         found = {uuid: why for uuid in uuids if (why := gone(uuid))}
-    json.dump(found, sys.stdout)
+        told = [known for uuid in uuids if uuid not in found and (known := or_none(lambda of: figures(_handle(of)), uuid))]
+    sys.stdout.buffer.write(msgspec.json.encode(Answer(found, told)))
 
 
 if __name__ == "__main__":
