@@ -19,7 +19,8 @@ COPY models models
 COPY loadtests loadtests
 
 # Whatever is written (fetched packages, compiled models, measurements) goes to /cache; the rest may be read-only.
-RUN useradd --uid 1000 --create-home outboard && install -d -o outboard -g outboard /cache
+# Open to every user, since the compose file can run it as another than 1000.
+RUN useradd --uid 1000 --create-home outboard && install -d -m 1777 /cache
 ENV XDG_CACHE_HOME=/cache OUTBOARD_CACHE=/cache/outboard
 VOLUME /cache
 USER outboard

