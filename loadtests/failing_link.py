@@ -66,10 +66,9 @@ async def linked(url: str) -> AsyncIterator[tuple[Link, str]]:
     near = socket.socket()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # not megabytes, as on loopback: a link holds little
     near.bind(("127.0.0.1", 0))
-    port = near.getsockname()[1]
     server = await asyncio.start_server(accept, sock=near, limit=64 << 10)
     try:
-        yield link, f"http://127.0.0.1:{port}"
+        yield link, f"http://127.0.0.1:{near.getsockname()[1]}"
     finally:
         server.close()
         link.cut()

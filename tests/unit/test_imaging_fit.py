@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import cv2
 import numpy as np
 import pytest
@@ -121,7 +123,9 @@ def test_every_point_makes_the_round_trip(size, input, u, v):
     if input.fit != "crop":
         inside = out[round(top) : round(bottom), round(left) : round(right)]
         assert inside.size and not inside.any()
-        assert (out == 114).sum() == out.size - inside.size
+        # Half a pixel more may be picture: the last pixel of a halved odd width shows half a pixel of nothing.
+        picture = out[max(0, math.floor(top)) : math.ceil(bottom), max(0, math.floor(left)) : math.ceil(right)]
+        assert (out == 114).sum() == out.size - (picture == 0).sum() >= out.size - picture.size
         assert abs((right + left) / 2 - input.size[0] / 2) <= 0.5 and abs((bottom + top) / 2 - input.size[1] / 2) <= 0.5
     else:
         assert not out.any()
