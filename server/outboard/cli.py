@@ -15,6 +15,8 @@ import typer
 from rich.console import Console
 
 from outboard import remote, tables
+from outboard.bench.command import EXAMPLE as BENCH_EXAMPLE
+from outboard.bench.command import bench as bench_command
 from outboard.doctor.command import EXAMPLE as DOCTOR_EXAMPLE
 from outboard.doctor.command import doctor
 from outboard.plan.command import EXAMPLE as PLAN_EXAMPLE
@@ -244,6 +246,7 @@ def _check(directory: Path) -> list[dict[str, Any]]:
 
 app.command("plan", epilog=PLAN_EXAMPLE)(plan_command)
 app.command("profile", epilog=PROFILE_EXAMPLE)(profile_command)
+app.command("bench", epilog=BENCH_EXAMPLE)(bench_command)
 app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor)
 
 Device = Annotated[str, typer.Argument(help="The device's id, such as sim:0 or cuda:0; `outboard devices` lists them.")]

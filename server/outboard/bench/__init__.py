@@ -1,0 +1,1 @@
+"""`outboard bench`: how many answers a second, and how soon, over HTTP as a client sees it."""
