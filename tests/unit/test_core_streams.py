@@ -166,6 +166,42 @@ def test_when_a_device_is_lost_only_the_newest_of_its_live_frames_go_to_the_cpu(
     assert kit.end(batch[1]) == "answered by cpu" and all(kit.end(f) == "answered by cpu" for f in requests)
 
 
+def test_of_a_frame_in_tiles_the_next_one_is_decoded_when_the_last_rows_are_taken() -> None:
+    """Two live stations, frames of 80 rows, a device that needs 2 s for one: age is within two frames' time, and the device never idle."""
+    kit = Kit(Network("m", max_rows=1), fill_slots=2)
+    kit.add("cpu", slots=2)
+    kit.load("cpu", costs=[(1, 0.05)])
+    begun: dict[int, float] = {}
+    due: list[tuple[float, c.Fill | c.Dispatch]] = []
+    ages: list[float] = []
+    rows = seen = 0
+    for step in range(30_000):
+        kit.wait(0.001)
+        if step % 66 == 0:
+            for name in ("north", "south"):
+                begun[kit.admit(rows=80, allowed=60.0, sender=Sender(name, live=name), fill_cost=0.1)] = kit.now
+        for item in [d for d in due if d[0] <= kit.now]:
+            due.remove(item)
+            if isinstance(item[1], c.Fill):
+                kit.engine.filled(kit.now, item[1].frame)
+            else:
+                kit.done(item[1], 0.05)
+        kit.take()
+        for command in kit.seen[seen:]:
+            match command:
+                case c.Fill():
+                    due.append((kit.now + 0.1, command))
+                case c.Dispatch():
+                    due.append((kit.now + 0.05, command))
+                case c.RowDone():
+                    rows += 1
+                    if command.last:
+                        ages.append(kit.now - begun[command.frame])
+            seen += 1
+    assert max(ages) < 2 * 80 * 0.05 / 2, ages
+    assert rows > 0.95 * 2 * 30 / 0.05, "the device was left idle"
+
+
 def test_a_frame_without_a_deadline_waits_for_ever_but_is_not_put_off_for_ever() -> None:
     kit = busy()
     patient = kit.admit(allowed=float("inf"))

@@ -452,6 +452,15 @@ class Engine:
             self._timers.set(("live", network), later)
         return rows
 
+    def _count_decoded(self, f: Frame) -> None:
+        """Its rows that wait decoded are others now. A frame in tiles has many: while they wait, its stream's next one is not decoded."""
+        if f.sender.live:
+            decoded = self.networks[f.network].decoded
+            if f.queued:
+                decoded[f.id] = len(f.queued)
+            else:
+                decoded.pop(f.id, None)
+
     def _live_batch(self, device: Device, network: str) -> tuple[int, float]:
         """Rows and seconds of a batch for live streams."""
         costs = device.networks[network].costs
@@ -587,8 +596,7 @@ class Engine:
         device.running[batch.id] = batch
         for f, _ in rows:
             f.batches += 1
-            if f.sender.live:
-                self.networks[network].decoded.pop(f.id, None)
+            self._count_decoded(f)
         limit = self.config.overdue_factor * batch.expected + self.config.overdue_grace
         if device.kind == "cpu":
             limit = 10 * batch.expected + self.config.cpu_hang
@@ -849,6 +857,7 @@ class Engine:
                     self._suspects.add(f, row)
                 else:
                     self._queue(f).push(f, row)
+                    self._count_decoded(f)
 
     def _on_overdue(self, now: float, batch: int, device: str) -> None:
         d = self.devices[device]
@@ -1146,6 +1155,7 @@ class Engine:
         for row in list(f.queued):
             self._queue(f).withdraw(f, row)
             self._suspects.add(f, row)
+        self._count_decoded(f)
 
     def _condemn(self, now: float, f: Frame) -> None:
         """It killed its worker when it was alone with it. The deaths before that were not the devices' fault either."""

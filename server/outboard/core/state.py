@@ -50,7 +50,7 @@ class Network:
     frames: int = 0  #: unfinished frames
     strict: int = 0  #: those of them that must not spill over
     deaths: dict[str, int] = field(default_factory=dict)  #: device -> workers that died in succession while they loaded it
-    decoded: dict[int, int] = field(default_factory=dict)  #: live frames that are being decoded, or are and wait: id -> rows
+    decoded: dict[int, int] = field(default_factory=dict)  #: live frames that are being decoded, or are and wait: id -> rows that wait
 
 
 @dataclass(slots=True)
