@@ -23,6 +23,14 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 _PASSING = frozenset({429, 502, 503})
 
 
+class _Models(msgspec.Struct, frozen=True):
+    models: list[Model]
+
+
+class _Devices(msgspec.Struct, frozen=True):
+    devices: list[Device]
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a prediction, as `predict` takes them; None leaves the model's own."""
 
@@ -132,10 +140,7 @@ def picture(model: str, image: tuple[bytes, str], options: Options) -> Call[byte
 
 
 def models() -> Call[list[Model]]:
-    def read(response: httpx.Response) -> list[Model]:
-        return msgspec.json.decode(response.content, type=dict[str, list[Model]])["models"]
-
-    return Call("GET", "/v1/models", read)
+    return Call("GET", "/v1/models", lambda response: msgspec.json.decode(response.content, type=_Models).models)
 
 
 def model(name: str) -> Call[Model]:
@@ -151,10 +156,7 @@ def unload(name: str) -> Call[Model]:
 
 
 def devices() -> Call[list[Device]]:
-    def read(response: httpx.Response) -> list[Device]:
-        return msgspec.json.decode(response.content, type=dict[str, list[Device]])["devices"]
-
-    return Call("GET", "/v1/devices", read)
+    return Call("GET", "/v1/devices", lambda response: msgspec.json.decode(response.content, type=_Devices).devices)
 
 
 def device(device_id: str) -> Call[Device]:

@@ -381,7 +381,7 @@ class OpenStream:
         if self.newest is not None:
             self.hub.release(self.newest.frame.nbytes)
             self.newest = None
-        self._work, self._frames = {}, {}
+        self._work, self._frames, self._bundle = {}, {}, None
         if self._expiry is not None:
             self._expiry.cancel()
         self.ended = True

@@ -1,6 +1,6 @@
 """A real RTSP server (Debian's gst-rtsp-server) for tests. Run by the system's Python, which has `gi`; not imported.
 
-    /usr/bin/python3 rtsp_server.py [--password]     prints its port, serves /test until stdin ends
+    /usr/bin/python3 rtsp_server.py [--password] [--port=N]     prints its port, serves /test until stdin ends
 
 Packages: gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-good gstreamer1.0-plugins-ugly.
 """
@@ -22,7 +22,7 @@ PIPELINE = (
 Gst.init(None)
 server = GstRtspServer.RTSPServer()
 server.set_address("127.0.0.1")
-server.set_service("0")
+server.set_service(next((flag.partition("=")[2] for flag in sys.argv if flag.startswith("--port=")), "0"))
 factory = GstRtspServer.RTSPMediaFactory()
 factory.set_launch(PIPELINE)
 factory.set_shared(True)

@@ -86,9 +86,10 @@ def test_strings_in_shared_memory(client: Any, triton: ModuleType) -> None:
         given = triton.InferInput("x", [2, 2], "BYTES")
         given.set_shared_memory("r", len(packed))
         assert client.infer("words", [given]).as_numpy("y").tolist() == [[1, 3], [2, -1]]
+        given.set_shared_memory("r", 1024)  # more than the strings take
+        assert client.infer("words", [given]).as_numpy("y").tolist() == [[1, 3], [2, -1]]
         wanted = triton.InferRequestedOutput("y")
         wanted.set_shared_memory("r", 1024, offset=2048)
-        given.set_shared_memory("r", len(packed))
         client.infer("same_bytes", [_four(triton)], outputs=[wanted])
         assert shm.get_contents_as_numpy(handle, np.object_, [1, 4], 2048).tolist() == [[b"a", b"b", b"c", b"d"]]
 

@@ -264,11 +264,18 @@ async def test_rtsp_frames_arrive_over_tcp_and_a_lost_server_is_found_again() ->
     with rtsp() as (port, process):
         source = open_source(f"rtsp://127.0.0.1:{port}/test", quick(stall=3))
         found = []
-        async with contextlib.aclosing(source.frames(set())) as frames:
-            async for one in frames:
-                found.append(one)
-                if len(found) == 20:
-                    break
+        with contextlib.ExitStack() as again:
+            async with contextlib.aclosing(source.frames(set())) as frames:
+                async for one in frames:
+                    found.append(one)
+                    if len(found) == 10:  # the server dies, and another one comes up in its place
+                        process.kill()
+                        process.wait()
+                        again.enter_context(rtsp(f"--port={port}"))
+                        lost = time.time()
+                    elif len(found) > 10 and one.captured / 1e6 > lost + 1:
+                        break
+        assert source.figures.restarts >= 1
         assert Image.open(io.BytesIO(found[0].image)).size == (320, 240)
         assert all(np.asarray(Image.open(io.BytesIO(one.image))).max() > 200 for one in found), "the white ball is there"
         assert source.figures.corrupted == 0

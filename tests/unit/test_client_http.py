@@ -114,6 +114,13 @@ def busy(retry_after: float | None = 1.0, status: int = 503) -> Problem:
     return Problem("overloaded", "busy", status=status, retry_after=retry_after)
 
 
+def test_members_that_a_newer_server_adds_are_no_concern() -> None:
+    model = {"name": "m", "task": "detection", "backend": "onnx", "version": "sha256:0", "state": "ready", "new": 1}
+    response = httpx.Response(200, json={"models": [model], "next": None, "total": 1})
+    assert [m.name for m in calls.models().read(response)] == ["m"]
+    assert calls.devices().read(httpx.Response(200, json={"devices": [], "driver": "580.1"})) == []
+
+
 def test_retry_after_is_kept_to_and_spread() -> None:
     call = calls.models()
     pauses = [Attempts(60, random.Random(i)).pause(call, busy(2.0), 0) for i in range(200)]

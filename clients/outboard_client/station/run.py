@@ -169,7 +169,7 @@ class Station:
         self.stream.ack(last)
 
     async def _spooled(self, spool: Spool) -> AsyncGenerator[Frame]:
-        after = spool.held
+        after = await self._on_disk(lambda: spool.held)
         while True:
             self._wake.clear()
             ended = self._recorded

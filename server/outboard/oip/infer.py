@@ -230,9 +230,10 @@ def _layout(known: Signature, given: Sequence[InputTensor], strings: dict[str, l
 
 def _rows_of_strings(tensor: InputTensor, rows: int) -> list[tuple[int, int]]:
     """(start, end) of each row's packed strings; leaves the bytes in `tensor.data`."""
-    packed = tensor.data = _bytes(tensor)
+    packed = _bytes(tensor)
     each = prod(tensor.shape) // rows
     found = _spans(tensor, packed, rows * each)
+    tensor.data = packed
     if not each:
         return [(0, 0)] * rows
     return [(found[i * each][0] - 4, found[(i + 1) * each - 1][1]) for i in range(rows)]
