@@ -237,7 +237,7 @@ class Referee:
             "memory_full": self.memory_was_short
             or arrival.rows * arrival.shape[0] * arrival.shape[1] * arrival.shape[2] > self.engine.memory.size,
             "overloaded": self.open > 1 or arrival.allowed < GENEROUS,
-            "deadline_missed": now >= f.deadline,
+            "deadline_missed": now >= f.deadline or self.open > 1 or arrival.allowed < GENEROUS,  # given up for others, or in vain
             "superseded": slug != "superseded" or self._newer_waits(arrival),
         }
         self._must(
@@ -287,7 +287,7 @@ class Referee:
                 head = queue.head()
                 assert head is not None
                 for d in home:
-                    holds = len(queue) < engine._cap(d, network) and now <= engine._hold(d, network, head) + self.scenario.lateness
+                    holds = len(queue) < engine._cap(d, network) and now <= engine._hold(now, d, queue, head) + self.scenario.lateness
                     deferred, _ = engine._timers._at.get(("deferred", d.id, network, queue.shape), (0.0, 0))
                     deferred = now <= deferred + self.scenario.lateness  # to a quicker device
                     idle = d.free_slots() > 0 and not holds and not deferred and not self._waits_for_memory(d)

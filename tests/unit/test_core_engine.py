@@ -56,12 +56,35 @@ def test_a_batch_ends_at_the_knee() -> None:
 def test_a_batch_is_kept_small_enough_for_its_most_urgent_row() -> None:
     kit = ready("cpu", "gpu:0")
     kit.frame()
-    urgent = kit.frame(allowed=0.0145)
+    urgent = kit.frame(allowed=0.0255)
     for _ in range(6):
         kit.frame()
+    kit.wait(0.011)
     kit.done()
     batch = kit.last(c.Dispatch)
     assert len(batch.offsets) < 7 and batch.offsets[0] == kit.engine.frames[urgent].offset
+
+
+def test_rows_that_would_be_late_make_room_for_those_that_need_not_be() -> None:
+    kit = ready("cpu", "gpu:0")
+    kit.frame()
+    late = [kit.frame(allowed=0.0225) for _ in range(2)]  # 11 ms behind the first, and 11 for itself: one of them alone would just do
+    for _ in range(6):
+        kit.frame(allowed=0.029)
+    kit.wait(0.011)
+    kit.done()
+    assert [kit.end(frame) for frame in late] == ["deadline_missed"] * 2
+    assert len(kit.last(c.Dispatch).offsets) == 6
+
+
+def test_a_pipeline_takes_its_next_batch_when_it_must_lest_it_fall_idle() -> None:
+    kit = ready("cpu")
+    kit.up("gpu:0", slots=2)
+    for _ in range(3):
+        kit.frame()
+    assert [len(d.offsets) for d in kit.all(c.Dispatch)] == [1]
+    kit.wait(0.0105)
+    assert [len(d.offsets) for d in kit.all(c.Dispatch)] == [1, 2], "shortly before the first ends, and together"
 
 
 def test_events_that_come_late_and_together_teach_no_wrong_costs() -> None:
@@ -70,6 +93,7 @@ def test_events_that_come_late_and_together_teach_no_wrong_costs() -> None:
     for _ in range(40):
         kit.frame()
         kit.frame()
+        kit.wait(0.010)
         first, second = kit.all(c.Dispatch)[-2:]
         kit.wait(0.5)  # the front was held up: it hears of both at once
         kit.engine.heard(kit.now, "gpu:0", 1)

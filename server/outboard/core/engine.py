@@ -38,7 +38,7 @@ from math import inf, prod
 from typing import Any
 
 from outboard.core import commands as c
-from outboard.core import placement
+from outboard.core import in_time, placement
 from outboard.core.costs import BatchCost, Costs
 from outboard.core.device_memory import DeviceMemory, MemoryNeed
 from outboard.core.failback import FailbackPolicy, LossHistory
@@ -51,6 +51,7 @@ from outboard.core.state import ANYBODY, LIVE, Batch, Device, Frame, Network, On
 from outboard.core.timers import Timers
 
 ISOLATION = "isolation"
+_TOO_LATE = "it could only have been answered too late, or at the cost of others; send less, or allow more time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class EngineConfig:
     load_tries: int = 3  #: so many workers of a device die in succession while they load a network until it is given up there
     ping_every: float = 1.0
     hold: float = 0.5  #: of a row's expected time: how long a busy CPU waits for a batch to grow
+    pipeline_lead: float = 0.05  #: of the running batch's time (and 1 ms): so much earlier than needed the next one is sent
     live_moment: float = 0.1  #: batches that are decoded ahead for live streams take no longer
     live_lead: float = 2.0  #: of its expected time (and 5 ms): how long before a device can take it a live frame begins to be decoded
     isolation_idle: float = 20.0  #: the disposable worker is ended after this time without suspects
@@ -106,6 +108,7 @@ class Engine:
         self._ranked: list[Device] = []  # without isolation, by rank
         self._homes: dict[str, list[Device]] = {}  # network -> `_home`, forgotten by `_placement_changed`
         self._batches = 0
+        self._finished = 0  # frames
         self._deferred = False  # some device left rows that others were to take, or has no memory for those whose turn it is
         self._seq = 0
         self._pings = 0
@@ -307,7 +310,14 @@ class Engine:
         for other, waiting in self._waiting_rows():
             if waiting and (home := self._home(other)) and home[0] is own[0]:
                 work += self._work(home, other, waiting)
+        if not decode:  # the devices are what limits, and of what waits for them some will have been given up
+            work = max(self._work(own, network, rows), work - self._full_batch(own[0], network))
         return decode + work / len(own)
+
+    def _full_batch(self, device: Device, network: str) -> float:
+        """Seconds."""
+        costs = device.networks[network].costs
+        return costs.expected(self._cap(device, network)) if costs else 0.0
 
     def _work(self, devices: list[Device], network: str, rows: int) -> float:
         """Seconds that the first of `devices` needs for `rows` rows in batches of its cap."""
@@ -345,6 +355,7 @@ class Engine:
     def _finish(self, now: float, f: Frame) -> None:
         assert not f.finished, f"frame {f.id} ended twice"
         f.finished = True
+        self._finished += 1
         self._timers.cancel(("deadline", f.id))
         for row in list(f.queued):
             self._queue(f).withdraw(f, row)
@@ -392,7 +403,7 @@ class Engine:
 
     def _pump(self, now: float) -> None:
         self._fill(now)
-        before = self._batches
+        before = self._batches, self._finished
         again = True
         while again:  # what one device leaves to others depends on what they have taken
             batches, self._deferred = self._batches, False
@@ -402,13 +413,16 @@ class Engine:
             again = self._deferred and self._batches > batches
         if self._suspects:
             self._isolate(now)
-        if self._batches > before:
-            self._fill(now)  # rows that left make room for others
+        if (self._batches, self._finished) != before:
+            self._fill(now)  # rows that left, or were given up, make room for others
 
     def _fill(self, now: float) -> None:
         """Start decoding, as far as threads, memory and the devices' appetite go."""
         while self._filling < self.config.fill_slots and (found := self._next_to_fill(now)) is not None:
             queue, turn, f = found
+            if self._hopeless(now, f):
+                self._refuse(now, f, "deadline_missed", _TOO_LATE)
+                continue
             try:
                 f.offset = self.memory.alloc(f.rows * f.row_bytes)
             except OutOfSlab:
@@ -420,6 +434,15 @@ class Engine:
             if f.sender.live:
                 self.networks[f.network].decoded[f.id] = f.rows
             self.commands.append(c.Fill(f.id, f.offset))
+
+    def _hopeless(self, now: float, f: Frame) -> bool:
+        """It would be answered too late even if it were next, so decoding it would only make others late. While nothing runs that would
+        show costs to be wrong, nothing is hopeless."""
+        ready = [d for d in self._ranked if self._ready(d, f.network)]
+        if not any(d.running for d in ready):
+            return False
+        soonest = min(max(f.fill_cost, d.ahead(now)) + costs.latency(1) for d in ready if (costs := d.networks[f.network].costs))
+        return now + soonest > f.deadline
 
     def _next_to_fill(self, now: float) -> tuple[FairQueue[Frame], Turn[Frame], Frame] | None:
         """Whose turn it is in the network whose turn is due first, of those that want rows: decoded rows only take memory while their
@@ -499,10 +522,25 @@ class Engine:
             return False
         head = queue.head()
         assert head is not None and entry.costs is not None
-        # One that is too late anyway must not make the batch small for the others.
-        most = entry.costs.largest_within(head.deadline - now - device.ahead(), most) or most
-        self._dispatch(now, device, queue.network, queue.shape, queue.take(most))
+        if entry.costs.latency(most) > head.deadline - now - device.ahead(now):
+            most = self._in_time(now, device, entry.costs, queue, most)
+        if most:
+            self._dispatch(now, device, queue.network, queue.shape, queue.take(most))
         return True
+
+    def _in_time(self, now: float, device: Device, costs: Costs, queue: ReadyQueue, most: int) -> int:
+        """Rows of the next batch where its deadlines bound it; those are given up that would be late, or make more others late."""
+        begin = now + device.ahead(now)
+        if self._home(queue.network) != [device]:  # what is late here may be in time elsewhere
+            head = queue.head()
+            assert head is not None
+            return costs.largest_within(head.deadline - begin, most) or most
+        waiting = queue.urgent(in_time.CONSIDERED * most)
+        given_up, rows = in_time.choose([f.deadline - begin for f in waiting], costs, most, idle=not device.running)
+        for f in waiting[:given_up]:
+            if not f.finished:
+                self._refuse(now, f, "deadline_missed", _TOO_LATE)
+        return min(rows, len(queue))
 
     def _pick(self, now: float, device: Device) -> tuple[ReadyQueue, int] | None:
         """Of the queues that this device may serve, the one whose head has the earliest deadline, and how many of its rows are for it."""
@@ -516,7 +554,7 @@ class Engine:
                 continue
             head = queue.head()
             assert head is not None
-            if len(queue) < self._cap(device, queue.network) and now < (until := self._hold(device, queue.network, head)):
+            if len(queue) < self._cap(device, queue.network) and now < (until := self._hold(now, device, queue, head)):
                 self._timers.set(("hold", device.id, queue.network, queue.shape), until)
                 continue
             if best is None or head.due < best_due:
@@ -560,16 +598,23 @@ class Engine:
                 free_in += self._work([device], other.network, len(other)) / len(home)
         return placement.Offer(free_in, costs.latency(rows), costs.expected(rows), rows)
 
-    def _hold(self, device: Device, network: str, head: Frame) -> float:
+    def _hold(self, now: float, device: Device, queue: ReadyQueue, head: Frame) -> float:
         """Until when rows may wait for company.
 
-        A device takes what there is, unless the model asks for a delay. But a CPU shares its cores with the decode threads. While
-        it runs a batch and more rows are on their way, a free slot is better left to them, and the batch grows towards the knee:
-        for half a batch's time. Where enough frames queue for a decode thread to fill the batch, every core is busy anyway, and it
-        waits as long as their decoding takes. Without this most batches under load had one row, and cost half as much again.
+        An idle device takes what there is, unless the model asks for a delay. A pipeline takes its next batch when that must be on its way
+        lest it fall idle: what is sent earlier only waits there, and what comes meanwhile has to follow in another batch. And a CPU shares
+        its cores with the decode threads. While it runs a batch and more rows are on their way, a free slot is better left to them, and the
+        batch grows towards the knee: for half a batch's time. Where enough frames queue for a decode thread to fill the batch, every core
+        is busy anyway, and it waits as long as their decoding takes. Without this most batches under load had one row, and cost half as
+        much again.
         """
+        network = queue.network
         costs = device.networks[network].costs
         assert costs is not None
+        if device.running and not device.parallel:
+            upload = costs.latency(len(queue)) - costs.expected(len(queue))  # and download: what a pipeline does beside the batch before
+            lead = self.config.pipeline_lead * sum(b.cost for b in device.running.values()) + 0.001
+            return now + device.ahead(now) - upload - lead
         cap = self._cap(device, network)
         until = head.arrived + self.networks[network].max_delay if not device.running else 0.0
         if device.kind == "cpu" and self._unfilled[network]:
@@ -591,7 +636,7 @@ class Engine:
         expected = 0.0
         if costs:
             expected = costs.latency(len(rows)) if alone else costs.expected(len(rows))
-        batch = Batch(self._batches, device.id, device.generation, network, rows, now, alone, expected, expected + device.ahead())
+        batch = Batch(self._batches, device.id, device.generation, network, rows, now, alone, expected, expected + device.ahead(now))
         batch.degraded = self._answers_degraded(device, network)
         device.running[batch.id] = batch
         for f, _ in rows:
@@ -835,7 +880,7 @@ class Engine:
         d = self.devices.get(device)
         if d is None or d.generation != generation or batch not in d.running:
             return None, None  # an older generation, or a batch that was taken back
-        d.heard = now
+        d.heard = d.ended = now
         self._timers.cancel(("overdue", batch, device))
         return d, d.running.pop(batch)
 

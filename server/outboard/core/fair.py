@@ -8,7 +8,7 @@ asks for less than its share waits for nobody, and the others share the rest, ho
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -61,6 +61,11 @@ class FairQueue(Generic[T]):
         """The item that is due first, whoever's turn it is."""
         heads = [head for turn in self._turns.values() if (head := self._head(turn)) is not None]
         return min(heads, key=lambda head: head[:2])[4] if heads else None
+
+    def most_urgent(self, most: int) -> list[T]:
+        """Up to `most` items, those first that are due first."""
+        alive = (entry for turn in self._turns.values() for entry in turn.heap if self._alive(entry[4], entry[2]))
+        return [entry[4] for entry in nsmallest(most, alive, key=lambda entry: entry[:3])]
 
     def first(self, allowed: Callable[[Hashable], bool] | None = None) -> tuple[Turn[T], T] | None:
         """Whose turn it is, of the senders that are allowed, and what it has; None: nothing."""

@@ -33,6 +33,10 @@ class ReadyQueue:
         """The frame that is due first."""
         return self._rows.urgent()
 
+    def urgent(self, most: int) -> list[Frame]:
+        """The frames of up to `most` rows, those first that are due first."""
+        return self._rows.most_urgent(most)
+
     def take(self, most: int) -> list[tuple[Frame, int]]:
         """Up to `most` rows, in turns."""
         taken: list[tuple[Frame, int]] = []

@@ -135,6 +135,7 @@ class Device:
     running: dict[int, Batch] = field(default_factory=dict)
     since: float = 0.0  #: when it entered its state
     heard: float = 0.0  #: when its worker was last heard
+    ended: float = 0.0  #: when its last batch did
     failures: int = 0  #: rows in succession that it could not run
     zombies: dict[int, list[Batch]] = field(default_factory=dict)  #: batches of lost generations whose process still lives
 
@@ -142,13 +143,16 @@ class Device:
     def parallel(self) -> bool:
         return self.kind in ("cpu", "isolation")
 
-    def ahead(self) -> float:
-        """Expected seconds of the batches that a pipeline runs before its next one.
+    def ahead(self, now: float) -> float:
+        """Expected seconds until a pipeline is through with the batches that it runs.
 
-        Their own costs are added up: what is left of their expected ends would carry every overestimate on to the next batch for as long
-        as the pipeline is full (seen: 30 ms expected in 546).
+        Counted from the end of the batch before them: what is left of expected ends would carry every overestimate on to the next batch for
+        as long as the pipeline is full (seen: 30 ms expected in 546).
         """
-        return 0.0 if self.parallel else sum(b.cost for b in self.running.values())
+        if self.parallel or not self.running:
+            return 0.0
+        first, *others = self.running.values()
+        return max(0.0, max(first.sent, self.ended) + first.cost - now) + sum(b.cost for b in others)
 
     def free_slots(self) -> int:
         return self.slots - len(self.running)
