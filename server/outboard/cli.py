@@ -19,6 +19,8 @@ from outboard.bench.command import EXAMPLE as BENCH_EXAMPLE
 from outboard.bench.command import bench as bench_command
 from outboard.doctor.command import EXAMPLE as DOCTOR_EXAMPLE
 from outboard.doctor.command import doctor
+from outboard.keys.command import keys_app
+from outboard.keys.store import Keyring, KeysError
 from outboard.plan.command import EXAMPLE as PLAN_EXAMPLE
 from outboard.plan.command import plan as plan_command
 from outboard.profiling.command import EXAMPLE as PROFILE_EXAMPLE
@@ -38,6 +40,7 @@ app = typer.Typer(
 out = Console(width=None if sys.stdout.isatty() else 160)
 
 Url = Annotated[str, typer.Option(envvar="OUTBOARD_URL", help="The running server.")]
+ServerKey = Annotated[str, typer.Option("--key", envvar="OUTBOARD_KEY", help="A key, where the server asks for one.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -105,6 +108,11 @@ def serve(
             raise refuse(f"--device {e}") from e
     if settings.traces:
         _check_traces()
+    if settings.http.keys is not None:
+        try:
+            Keyring(settings.http.keys)
+        except KeysError as e:
+            raise refuse(e) from e
     logs.configure(settings.log_level, settings.log_format)
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
     try:
@@ -183,10 +191,10 @@ def _welcome(settings: Settings, port: int, runtime: Runtime, registry: Registry
     print(f"  curl --data-binary @{shown} {url}/v1/models/{name}/predict\n", flush=True)
 
 
-def _ask(method: str, url: str, path: str, kind: Any, body: Any = None) -> Any:
+def _ask(method: str, url: str, key: str, path: str, kind: Any, body: Any = None) -> Any:
     """`remote.ask`; exits with 1 where there is no answer."""
     try:
-        return remote.ask(method, url, path, kind, body)
+        return remote.ask(method, url, path, kind, body, key)
     except remote.NoAnswer as e:
         raise refuse(str(e), 1) from e
 
@@ -195,10 +203,11 @@ def _ask(method: str, url: str, path: str, kind: Any, body: Any = None) -> Any:
 def models(
     directory: Annotated[Path | None, typer.Option("--models", help="Check a repository's files without a server.")] = None,
     url: Url = "http://127.0.0.1:8000",
+    key: ServerKey = "",
     as_json: Json = False,
 ) -> None:
     """List the models of a running server, or check those of a folder. Exit code 1 when one of them cannot be served."""
-    entries = _check(directory) if directory is not None else _ask("GET", url, "/v1/models", remote.Models)["models"]
+    entries = _check(directory) if directory is not None else _ask("GET", url, key, "/v1/models", remote.Models)["models"]
     if as_json:
         print(json.dumps({"models": entries}))
     else:
@@ -247,6 +256,7 @@ def _check(directory: Path) -> list[dict[str, Any]]:
 app.command("plan", epilog=PLAN_EXAMPLE)(plan_command)
 app.command("profile", epilog=PROFILE_EXAMPLE)(profile_command)
 app.command("bench", epilog=BENCH_EXAMPLE)(bench_command)
+app.add_typer(keys_app, name="keys")
 app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor)
 
 Device = Annotated[str, typer.Argument(help="The device's id, such as sim:0 or cuda:0; `outboard devices` lists them.")]
@@ -256,20 +266,21 @@ Device = Annotated[str, typer.Argument(help="The device's id, such as sim:0 or c
 def unplug(
     device: Device,
     url: Url = "http://127.0.0.1:8000",
+    key: ServerKey = "",
     phase: Annotated[
         str, typer.Option(help="Wait until the device is starting, warming, idle, uploading, computing or returning.", show_default=False)
     ] = "",
 ) -> None:
     """Pull a simulated device's cable."""
-    _ask("POST", url, remote.device_path(device, "fault"), tables.Device, {"fault": "unplug", "phase": phase})
+    _ask("POST", url, key, remote.device_path(device, "fault"), tables.Device, {"fault": "unplug", "phase": phase})
     when = f"will be unplugged when it is {phase}" if phase else "is unplugged"
     out.print(f"{device} {when} (simulated); `outboard replug {device}` plugs it in again", highlight=False)
 
 
 @app.command(epilog="Example: outboard replug sim:0")
-def replug(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
+def replug(device: Device, url: Url = "http://127.0.0.1:8000", key: ServerKey = "") -> None:
     """Plug a simulated device in again."""
-    state = _ask("POST", url, remote.device_path(device, "fault"), tables.Device, {"fault": "replug"})["state"]
+    state = _ask("POST", url, key, remote.device_path(device, "fault"), tables.Device, {"fault": "replug"})["state"]
     then = "it serves once it has proved itself, see `outboard devices`"
     if state == "ejected":
         then = f"it was ejected, and stays so until `outboard devices reset {device}`"
@@ -279,9 +290,9 @@ def replug(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
 
 
 @app.command(epilog="Example: outboard eject cuda:0")
-def eject(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
+def eject(device: Device, url: Url = "http://127.0.0.1:8000", key: ServerKey = "") -> None:
     """Hand a device's work to the CPU and let go of it, so that its cable can be pulled. Exit code 1 when it is not safe yet."""
-    answer = _ask("POST", url, remote.device_path(device, "eject"), remote.Ejected)
+    answer = _ask("POST", url, key, remote.device_path(device, "eject"), remote.Ejected)
     for holder in answer["holders"]:
         out.print(f"still held by process {holder['pid']} ({holder['command']})", highlight=False, markup=False)
     for command in answer["commands"]:
@@ -296,18 +307,18 @@ app.add_typer(devices_app, name="devices")
 
 
 @devices_app.command("reset", epilog="Example: outboard devices reset cuda:0")
-def reset(device: Device, url: Url = "http://127.0.0.1:8000") -> None:
+def reset(device: Device, url: Url = "http://127.0.0.1:8000", key: ServerKey = "") -> None:
     """End a quarantine or an ejection: the device is tried at once."""
-    state = _ask("POST", url, remote.device_path(device, "reset"), tables.Device)["state"]
+    state = _ask("POST", url, key, remote.device_path(device, "reset"), tables.Device)["state"]
     out.print(f"{device} is {state}", highlight=False)
 
 
 @devices_app.callback(epilog="Example: outboard devices --json")
-def devices(context: typer.Context, url: Url = "http://127.0.0.1:8000", as_json: Json = False) -> None:
+def devices(context: typer.Context, url: Url = "http://127.0.0.1:8000", key: ServerKey = "", as_json: Json = False) -> None:
     """List the devices of a running server, with their history. Exit code 1 when one of them does not serve."""
     if context.invoked_subcommand is not None:
         return
-    entries = _ask("GET", url, "/v1/devices", remote.Devices)["devices"]
+    entries = _ask("GET", url, key, "/v1/devices", remote.Devices)["devices"]
     if as_json:
         print(json.dumps({"devices": entries}))
     else:

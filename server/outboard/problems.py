@@ -15,6 +15,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "bad_multipart": (400, "The multipart body cannot be read"),
     "multipart_truncated": (400, "The multipart body ends before its closing boundary"),
     "client_left": (499, "The client closed the connection before the answer"),
+    "key_required": (401, "The server asks for a key"),
     "foreign_origin": (403, "A web page elsewhere may not use this server"),
     "shared_memory_refused": (403, "Shared memory is not for this client"),
     "not_found": (404, "There is nothing at this address"),

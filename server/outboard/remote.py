@@ -47,13 +47,14 @@ def device_path(device: str, action: str) -> str:
     return f"/v1/devices/{quote(device, safe=':')}/{action}"
 
 
-def ask(method: str, url: str, path: str, kind: Any, body: Any = None) -> Any:
+def ask(method: str, url: str, path: str, kind: Any, body: Any = None, key: str = "") -> Any:
     """The answer's JSON values, which `kind` (a msgspec type) has checked. Raises NoAnswer."""
     import httpx
 
     try:
         limits = httpx.Timeout(ANSWER_LIMIT, connect=CONNECT_LIMIT)
-        response = httpx.request(method, url.rstrip("/") + path, json=body, timeout=limits)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        response = httpx.request(method, url.rstrip("/") + path, json=body, headers=headers, timeout=limits)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError) as e:  # the latter: a port or a name that cannot be
         why = " ".join(str(e).split()) or type(e).__name__
         raise NoAnswer(f"no server answers at {url} ({why}); start one with `outboard serve`, or name it with --url") from e

@@ -57,6 +57,7 @@ class Http(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     hosts: tuple[str, ...] = ()  #: names by which clients or a proxy call this server, such as "egpu.lab.example"; "*": any
     origins: tuple[str, ...] = ()  #: web pages elsewhere that may use it from a browser, such as "https://lab.example"; "*": any
+    keys: Path | None = None  #: the file that `outboard keys` writes: every request needs a key of it; none: nobody is asked for one
 
 
 class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,8 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from outboard import __version__
 from outboard.devices import discovery
 from outboard.http import dashboard, health, ingest, listings, predict, problems, stream, streams
+from outboard.http.keyed import Keyed
 from outboard.http.origin import OwnPagesOnly
 from outboard.http.traced import Traced
+from outboard.keys.store import Keyring
 from outboard.oip import rest, routes
 from outboard.oip.service import Service
 from outboard.registry import Registry
@@ -39,6 +41,7 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     service = Service(runtime, registry)
     v2 = rest.Rest(service)
     spans = _spans() if settings.traces else None
+    keyring = Keyring(settings.http.keys) if settings.http.keys is not None else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -47,7 +50,7 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
         if settings.oip.grpc_port is not None:
             from outboard.oip.grpc_server import GrpcServer  # grpc takes 20 MB and a thread: only where it is wanted
 
-            works.append(GrpcServer(service, settings.host, settings.oip.grpc_port).run())
+            works.append(GrpcServer(service, settings.host, settings.oip.grpc_port, keyring).run())
         background = [asyncio.create_task(work) for work in works]
         for task in background:
             task.add_done_callback(_complain)
@@ -86,7 +89,8 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
         else:
             await app(scope, receive, send)
 
-    return Traced(OwnPagesOnly(outboard, settings), spans, settings.log_requests)
+    keyed = Keyed(outboard, keyring) if keyring is not None else outboard
+    return Traced(OwnPagesOnly(keyed, settings), spans, settings.log_requests)
 
 
 def _spans() -> Spans:

@@ -15,6 +15,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outboard.http import body as bodies
+from outboard.http.keyed import presented, refusal
+from outboard.keys.store import Keyring
 from outboard.oip import messages
 from outboard.oip import open_inference_pb2 as pb
 from outboard.oip import open_inference_pb2_grpc as stubs
@@ -38,6 +40,7 @@ KEEPALIVE = (
 )
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     409: grpc.StatusCode.FAILED_PRECONDITION,
@@ -226,14 +229,51 @@ async def _answer(context: Context, work: Awaitable[Any] | Callable[[], Any]) ->
         await context.abort(grpc.StatusCode.INTERNAL, mistake(e).detail)
 
 
+class Keyed(grpc.aio.ServerInterceptor):
+    """Refuses calls without a valid key in their metadata (`authorization: Bearer KEY`), as http/keyed.py does; health checks need none."""
+
+    def __init__(self, keyring: Keyring):
+        self._keyring = keyring
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]], call: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(call)
+        given = [value for name, value in call.invocation_metadata if name == "authorization"]
+        problem = refusal(self._keyring, presented(str(given[0])) if len(given) == 1 else None)
+        if problem is None or handler is None or call.method.startswith(f"/{health.SERVICE_NAME}/"):
+            return handler
+        detail = problem.detail
+
+        async def refuse(_: Any, context: Context) -> None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
+
+        async def refuse_stream(_: Any, context: Context) -> AsyncIterator[Any]:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
+            yield  # makes it a generator
+
+        kinds = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }
+        make = kinds[bool(handler.request_streaming), bool(handler.response_streaming)]
+        return make(
+            refuse_stream if handler.response_streaming else refuse,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
 class GrpcServer:
     """The listening server; it says in its health checks that it serves once every model does."""
 
-    def __init__(self, service: Service, host: str, port: int):
+    def __init__(self, service: Service, host: str, port: int, keyring: Keyring | None = None):
         self._registry = service.registry
         largest = service.runtime.settings.limits.body
         sizes = (("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
-        self._server = grpc.aio.server(options=[*sizes, *KEEPALIVE])
+        self._server = grpc.aio.server(options=[*sizes, *KEEPALIVE], interceptors=[Keyed(keyring)] if keyring else [])
         stubs.add_GRPCInferenceServiceServicer_to_server(Servicer(service), self._server)
         self._checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._checks, self._server)

@@ -1,0 +1,68 @@
+"""Requests without a valid key are refused with 401, where the server asks for keys (`[http] keys`).
+
+A key comes as `Authorization: Bearer KEY`. A browser cannot be told to send that, but it asks its user for the password of `Basic`: there a
+key is the password, of any user, and the dashboard works. (A page elsewhere gains nothing by what the browser then sends: http/origin.py.)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from outboard.http.problems import respond
+from outboard.keys.store import Keyring
+from outboard.problems import Problem
+
+#: What tells nothing but that the server is there, for those who watch it.
+OPEN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
+CHALLENGE = 'Bearer realm="outboard", Basic realm="outboard: a key as password", charset="UTF-8"'
+
+
+class Keyed:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring):
+        self._app = app
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = None if scope["type"] == "lifespan" or scope["path"] in OPEN else self._problem(scope)
+        if problem is None:
+            await self._app(scope, receive, send)
+            return
+        response = respond(problem, **{"WWW-Authenticate": CHALLENGE})
+        if scope["type"] == "websocket":
+            await WebSocket(scope, receive, send).send_denial_response(response)
+        else:
+            await response(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> Problem | None:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        key = presented(given[0].decode("latin-1")) if len(given) == 1 else None
+        return refusal(self._keyring, key)
+
+
+def refusal(keyring: Keyring, key: str | None) -> Problem | None:
+    """None: the key is valid."""
+    if key is None:
+        return Problem("key_required", "no key was sent; expected the header Authorization: Bearer KEY (clients: OUTBOARD_KEY)")
+    if keyring.owner(key) is None:
+        return Problem("key_required", "the key is not valid, or not any more; `outboard keys add NAME` on the server makes one")
+    return None
+
+
+def presented(authorization: str) -> str | None:
+    """The key in an Authorization header; None where there is none."""
+    scheme, _, value = authorization.strip().partition(" ")
+    value = value.strip()
+    if scheme.lower() == "bearer":
+        return value or None
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2] or None
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            return None
+    return None

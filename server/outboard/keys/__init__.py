@@ -1,0 +1,1 @@
+"""API keys: who may use a server that others can reach (docs/security.md)."""
