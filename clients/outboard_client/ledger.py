@@ -15,6 +15,7 @@ that it kept before the spool has been read again.
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
 
 from outboard_client.frames import Drop, Frame, Outcome
 
@@ -43,6 +44,7 @@ class Ledger:
         self._outcomes: dict[int, Outcome] = {}  # not handed on
         self._theirs: deque[int] = deque()  # handed on, not held yet, from the server's present session
         self._foreign: set[int] = set()  # outcomes of an earlier one
+        self._kept: deque[int] = deque()  # live: sent, and their bytes are still here
         self.nbytes = 0  #: of the encoded images among them
 
     @property
@@ -92,6 +94,8 @@ class Ledger:
         if not self._queue:
             return None
         seq = self._queue.popleft()
+        if self.live:
+            self._kept.append(seq)
         return seq, self._frames[seq]
 
     def replace(self, seq: int, frame: Frame) -> None:
@@ -99,6 +103,15 @@ class Ledger:
         if seq in self._frames:
             self.nbytes += _size(frame) - _size(self._frames[seq])
             self._frames[seq] = frame
+
+    def read(self, seq: int) -> None:
+        """The server has the frames up to `seq`. In `live` only the newest would ever be sent again: the bytes of the others may go."""
+        if not self.live:
+            return
+        while self._kept and self._kept[0] < seq:
+            old = self._kept.popleft()
+            if (frame := self._frames.get(old)) is not None:
+                self.replace(old, replace(frame, image=b""))
 
     def settle(self, outcome: Outcome) -> bool:
         """Enter an outcome. False: there was one already, this one is discarded."""

@@ -26,6 +26,7 @@ from outboard_client.errors import StreamLost, Unreachable, problem_of
 from outboard_client.frames import Bundle, Drop, Frame, Hello, Outcome, encoded_bundle
 from outboard_client.images import Encoding, ImageLike, encoded, fitted
 from outboard_client.ledger import NOT_AN_IMAGE, TOO_LARGE, Ledger
+from outboard_client.transit import Transit
 from outboard_client.uplink import Uplink
 
 #: Unsent bytes that the socket may hold. More would only make a live frame older, and hide how fast the link is.
@@ -38,6 +39,8 @@ _AGES = 2_000  #: ages that the percentiles are of
 _TOO_BIG = 1009  #: the close code that says so
 #: Close codes after which coming back would end the same way: the protocol was broken, or another connection took the session.
 _FINAL = frozenset({1002, 1003, 1007, 1008, 4001})
+#: Frames without an outcome, of a live stream. Those that the server has read cost nothing here and wait for the one that runs there.
+_LIVE_WINDOW = 1_000
 #: Outcomes that nobody asked for, beyond which a live stream takes no more frames.
 _UNCLAIMED = 10_000
 
@@ -76,8 +79,9 @@ class FrameStream:
 
     policy: "live": the newest frame wins, and what it displaces is dropped; "lossless": nothing is dropped, the source waits.
     session, after: resume the session of an earlier process, whose outcomes up to `after` are held.
-    in_flight: frames that may be on their way at once (default: 32 live, 64 lossless), `in_flight_bytes` likewise; in `live` also no more
-    than half a second of what the uplink carries.
+    in_flight: frames that may be without an outcome at once (default: 1,000 live, 64 lossless), `in_flight_bytes` likewise. Of a live
+    stream no more are on their way than the server reads within a tenth of a second, and no more than half a second of what the uplink
+    carries, so that what comes next is sent young, however slow the model is.
     eager: take frames as fast as the source gives them. False (live): take the next one when it can be sent, for a source that itself
     forgets all but the newest.
     uplink: the JPEG quality of images that are not encoded yet; in `live` it follows the link.
@@ -122,11 +126,12 @@ class FrameStream:
         self._backoff = backoff or Backoff()
         self._silence = silence
         self._give_up = math.inf if give_up is None else give_up
-        self._window = in_flight or (32 if policy == "live" else 64)
+        self._window = in_flight or (_LIVE_WINDOW if policy == "live" else 64)
         self._window_bytes = in_flight_bytes
         self._eager = eager or policy == "lossless"
         self._durable = durable
         self._ledger = Ledger(live=policy == "live", after=after)
+        self._transit = Transit()
         self._waiters: list[asyncio.Future[None]] = []
         self._limits = wire.Limits()
         self._too_big = ""  # why the last link was closed, if a message was too big
@@ -269,6 +274,7 @@ class FrameStream:
                 self._figures.connected = False
             self._closed[why] += 1
             self.uplink.cut()
+            self._transit.cut()
             self._notify()
             pause = max(at_least, self._backoff.next())
             if time.monotonic() + pause - lost_at > self._give_up:
@@ -338,7 +344,7 @@ class FrameStream:
 
     async def _send(self, link: ClientConnection) -> None:
         books = self._ledger
-        window = min(self._window, self._limits.window or self._window)
+        window = self._window if books.live else min(self._window, self._limits.window or self._window)
         while True:
             await self._until(lambda: bool(books.queued) and books.in_flight < window and self._link_has_room())
             taken = books.take()
@@ -354,12 +360,25 @@ class FrameStream:
                 self._settle(Drop(seq, TOO_LARGE, refused, here=True))
                 continue
             self.uplink.sent(seq, len(message), time.monotonic())
+            if books.live:
+                self._transit.sent(seq, time.monotonic())
             await link.send(message)
+            if books.live:
+                pong = await link.ping()
+                pong.add_done_callback(lambda pong, seq=seq: None if pong.cancelled() or pong.exception() else self._read(seq))
             self._notify()
+
+    def _read(self, seq: int) -> None:
+        """The server has the frames up to this one."""
+        self._transit.read(seq, time.monotonic())
+        self._ledger.read(seq)
+        self._notify()
 
     def _link_has_room(self) -> bool:
         books = self._ledger
-        return not books.live or books.in_flight < 2 or books.nbytes < self.uplink.room
+        if not books.live:
+            return True
+        return self._transit.room(time.monotonic()) and (len(self._transit) < 2 or books.nbytes < self.uplink.room)
 
     async def _sized(self, seq: int, frame: Frame) -> tuple[bytes, str]:
         """The frame's message within the server's limits, or why there is none (S03: a message too big costs the link, not only itself)."""
@@ -397,6 +416,7 @@ class FrameStream:
     def _outcome(self, said: wire.ResultMessage | wire.DropMessage) -> None:
         known = isinstance(said, wire.ResultMessage) and "total" in said.timing_ms
         self.uplink.arrived(said.seq, time.monotonic() - said.timing_ms["total"] / 1e3 if known else None)
+        self._read(said.seq)
         frame = self._ledger.frame(said.seq)
         age = max(0.0, (wire.now_us() - frame.captured) / 1e6) if frame else math.nan  # without: from before this process
         if self._settle(wire.outcome(said, age)) and isinstance(said, wire.ResultMessage):

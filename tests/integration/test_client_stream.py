@@ -104,6 +104,26 @@ async def test_live_keeps_the_newest_and_accounts_for_the_rest(server: Server) -
     assert np.median(ages) < 6 * 3 / stream.figures.answered, "older than six answers"
 
 
+async def test_buffers_on_the_way_do_not_fill_with_old_live_frames(server: Server) -> None:
+    """The link carries nothing for a second and takes everything: kernels' and proxies' buffers do."""
+    async with linked(server.url) as (line, url):
+        stream = FrameStream(FINDER, url, policy="live")
+
+        async def camera() -> AsyncIterator[Frame]:
+            async for frame in numbered(120, fps=60):
+                if frame.meta["n"] == 30:
+                    line.up.clear()
+                elif frame.meta["n"] == 90:
+                    line.up.set()
+                yield frame
+
+        outcomes = await collect(stream, camera())
+    balanced(stream, outcomes, 120)
+    stalled = outcomes[30:89]
+    assert sum(isinstance(o, Drop) and o.here and o.reason == "newer_frame" for o in stalled) >= 40, "they were sent into a buffer"
+    assert isinstance(outcomes[-1], Result)
+
+
 async def test_a_lazy_live_stream_takes_a_frame_when_it_can_be_sent(server: Server) -> None:
     taken = 0
 

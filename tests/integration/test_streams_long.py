@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from failing_link import linked
 from integration.pictures import encoded, scene
 from integration.serverkit import Server, serving
 from integration.streamkit import FRAMES, Station, address, bundle, now_us, running, stream_server
+from outboard_client import Frame, FrameStream, Result
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 JPEG = encoded(scene(640, 480, 100, 100, 60))
@@ -63,6 +64,28 @@ async def test_live_stays_young_at_six_times_what_the_device_can_do(slow: Server
     assert kinds.total() == 1800 and station.order == list(range(1, 1801)) and set(kinds) == {"result", "superseded"}
     assert kinds["result"] >= 240, "the device was left idle"
     assert share(station.ages, 0.5) < 0.5
+
+
+async def test_the_clients_live_stream_stays_young_at_six_times_what_the_device_can_do(slow: Server) -> None:
+    """S04 from end to end: `FrameStream`, 30 frames a second for 60 s, a device for 5."""
+    stream = FrameStream("slow", slow.url, policy="live", station="client")
+
+    async def camera() -> AsyncIterator[Frame]:
+        began = asyncio.get_running_loop().time()
+        for n in range(1800):
+            await asyncio.sleep(max(0.0, began + n / 30 - asyncio.get_running_loop().time()))
+            yield Frame(JPEG)
+
+    outcomes = [outcome async for outcome in stream.run(camera())]
+    ages = [o.age for o in outcomes if isinstance(o, Result)][5:]
+    figures = stream.figures
+    print(
+        f"\n1800 frames in 60 s: {len(ages)} answers, dropped {figures.dropped}; age of an answer p50 {share(ages, 0.5) * 1e3:.0f} ms, "
+        f"p99 {share(ages, 0.99) * 1e3:.0f}, most {max(ages) * 1e3:.0f}"
+    )
+    assert [o.seq for o in outcomes] == list(range(1, 1801)) and figures.links == 1
+    assert len(ages) >= 240, "the device was left idle"
+    assert share(ages, 0.5) < 0.4 and share(ages, 0.99) < 1.0, "200 ms in the device, and as much again until it takes the next one"
 
 
 async def test_cut_every_two_seconds_for_a_minute_every_frame_has_exactly_one_outcome(quick: Server) -> None:

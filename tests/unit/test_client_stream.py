@@ -13,6 +13,7 @@ from outboard_client import Bundle, BundleResult, Drop, Frame, Part, Problem, Re
 from outboard_client import frames as wire
 from outboard_client.answers import Answer
 from outboard_client.ledger import LINK_LOST, NEWER, Ledger
+from outboard_client.transit import Transit
 
 ANSWER = Answer()
 
@@ -129,6 +130,47 @@ def test_the_bytes_that_are_held_are_known() -> None:
 
 
 STEPS = ["frame", "send", "cut", "new session", "answer", "drop", "twice", "pop"]
+
+
+def test_a_live_frame_keeps_its_bytes_until_the_server_has_read_a_newer_one() -> None:
+    ledger = Ledger(live=True)
+    for n in range(3):
+        ledger.register(Frame(bytes(10 + n)))
+        ledger.take()
+    assert ledger.nbytes == 33
+    ledger.read(2)
+    assert ledger.nbytes == 23 and ledger.in_flight == 3, "2 may have to be sent again: nobody knows about 3"
+    ledger.link_up(0, resumed=False)
+    assert ledger.take() == (3, ledger.frame(3)) and len(ledger.frame(3).image) == 12 and ledger.dropped == {LINK_LOST: 2}
+    ledger.read(3)
+    assert len(ledger.frame(3).image) == 12
+
+
+def test_no_more_is_on_the_way_than_the_server_reads_in_a_moment() -> None:
+    transit = Transit()
+    sent = 0
+    for ms in range(0, 1000, 33):  # 30 fps, and nothing is read
+        if transit.room(ms / 1e3):
+            sent += 1
+            transit.sent(sent, ms / 1e3)
+    assert sent == 4, "for a tenth of a second"
+    transit.read(3, 1.0)
+    assert len(transit) == 1 and transit.room(1.0)
+    transit.cut()
+    assert len(transit) == 0
+
+
+def test_a_long_way_may_hold_what_it_takes_to_fill_it() -> None:
+    """A satellite's 600 ms: at 30 fps 18 frames are on the way, and none of them waits."""
+    transit, sent = Transit(), []
+    for n in range(120):
+        now = n / 30
+        while sent and sent[0][1] + 0.6 <= now:
+            transit.read(*sent.pop(0)[:1], now)
+        if transit.room(now):
+            transit.sent(n + 1, now)
+            sent.append((n + 1, now))
+    assert 18 <= len(transit) <= 22
 
 
 @pytest.mark.parametrize("live", [True, False])
