@@ -16,7 +16,6 @@ from math import inf
 import numpy as np
 import pytest
 
-from outboard.core import commands as c
 from outboard.plan import drive
 from outboard.plan.drive import Arrival
 from outboard.plan.machine import Host, Machine, Model, link
@@ -79,23 +78,13 @@ def _most(at: list[float], allowed: float, batches: list[tuple[float, float, flo
     return int(np.flatnonzero(free[count] < inf).max())
 
 
-class Play(drive._Play):
-    """Tells the engine what a worker does: how long a batch took without the wait for the one before it."""
-
-    ended = 0.0
-
-    def _batch_done(self, command: c.Dispatch, began: float) -> None:
-        super()._batch_done(command, max(began, self.ended))
-        self.ended = self.now
-
-
 def goodput(seed: int, pattern: str, load: float) -> tuple[int, int]:
     """Frames answered in time, and the bound."""
     rng = random.Random(f"{seed} {pattern} {load}")
     m = machine(rng)
     allowed = rng.choice([5, 10, 30]) * sum(m.batch(1))
     frames = arrivals(rng, pattern, load * rate(m))
-    log = Play(m, frames, allowed, False, seed).run()
+    log = drive.play(m, frames, allowed=allowed, live=False, seed=seed)
     return sum(e.end == "answered" for e in log.endings), bound(m, frames, allowed)
 
 

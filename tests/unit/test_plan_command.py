@@ -100,7 +100,7 @@ def test_a_missing_model_file_is_wrong_usage(models: Path, tmp_path: Path) -> No
 
 
 def test_tiles_are_rows_that_cross_the_link(models: Path) -> None:
-    words = ("--model", "net", "--link", "0.01", "--gpu", "0+0.01", "--source", "320x240", "--fps", "5", "--duration", "2s")
+    words = ("--model", "net", "--link", "0.01", "--gpu", "8+0.01", "--source", "320x240", "--fps", "5", "--duration", "2s")
     whole, tiled = plans(models, *words)[0], plans(models, *words, "--tile", "auto")[0]
     assert tiled["use"]["link"] > 20 * whole["use"]["link"] and tiled["batch_rows"] > 1.5
     assert "expected auto or the width" in run(models, *words, "--tile", "all", code=2)

@@ -159,6 +159,7 @@ class _Play:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._n = 0
         self._acting = False
+        self._ended = 0.0  # when the last batch ended
         self._open = len(arrivals)
 
     def at(self, at: float, what: Callable[[], None]) -> None:
@@ -228,7 +229,9 @@ class _Play:
         )
 
     def _batch_done(self, command: c.Dispatch, began: float) -> None:
-        self.engine.batch_done(self.now, command.device, command.generation, command.batch, self.now - began)
+        own = self.now - max(began, self._ended)  # as a worker measures it: without the wait for the batch before it
+        self._ended = self.now
+        self.engine.batch_done(self.now, command.device, command.generation, command.batch, own)
         self._act()
 
     # ---------------------------------------------------------------- commands
