@@ -1,19 +1,26 @@
-"""Write the tables of the manual that come out of the code: docs/errors.md, docs/settings.md, docs/model-toml.md, docs/doctor.md.
+"""Write the pages of the manual that come out of the code: tables of errors, settings, model.toml and doctor's checks, and the
+references of the HTTP API and of the Python client.
 
 `python scripts/make_docs.py` writes them; a test fails when one of them is out of date.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 
+import outboard_client
 from outboard import repository, settings
 from outboard.doctor.areas import CHECKS
+from outboard.http import reference
+from outboard.http.app import create
 from outboard.problems import PROBLEMS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -134,7 +141,124 @@ def doctor() -> str:
     return "\n".join(lines)
 
 
-PAGES = {"errors.md": errors, "settings.md": settings_table, "model-toml.md": model_toml, "doctor.md": doctor}
+async def _openapi() -> dict[str, Any]:
+    """The OpenAPI document of a server that is not started."""
+    transport = httpx.ASGITransport(create(settings.Settings()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        return (await client.get("/openapi.json")).json()
+
+
+def http_api() -> str:
+    lines = [
+        "# The HTTP API",
+        "",
+        "A running server shows the same at `/docs`, without anything from the network, and gives it to programs at `/openapi.json`.",
+        "Refusals under `/v1` are RFC 9457 problems ([errors](errors.md)); under `/v2` they are what the Open Inference Protocol says",
+        "([Triton and KServe clients](triton-clients.md)). `WS /v1/models/{model}/stream` is [the stream protocol](stream-protocol.md).",
+        "",
+    ]
+    group = ""
+    for route in reference.routes(asyncio.run(_openapi())):
+        if route.group != group:
+            group = route.group
+            lines += [f"## {reference.GROUPS[group]}", ""]
+        lines += [f"### `{route.method} {route.path}`", "", f"{route.summary}. {route.description}".strip(), ""]
+        if route.bodies:
+            lines += [f"Body: {', '.join(f'`{kind}`' for kind in route.bodies)}", ""]
+        if route.parameters:
+            lines += ["| parameter | in | values | what |", "|---|---|---|---|"]
+            lines += [f"| `{p.name}` | {p.place} | {p.values} | {p.description} |" for p in route.parameters]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def python_api() -> str:
+    lines = [
+        "# Reference of `outboard_client`",
+        "",
+        "Everything that `outboard_client` exports, from its docstrings. How to use it: [the Python client](python-client.md).",
+        "",
+    ]
+    for name in sorted(outboard_client.__all__, key=str.lower):
+        thing = getattr(outboard_client, name)
+        lines += [f"## `{name}`", ""]
+        if inspect.isclass(thing):
+            lines += _class(name, thing)
+        else:
+            text = f"`{thing!r}`" if isinstance(thing, outboard_client.Encoding) else f"One of {_union(thing)}"
+            lines += [f"{text}.", ""]
+    return "\n".join(lines)
+
+
+def _union(thing: Any) -> str:
+    return ", ".join(f"`{getattr(member, '__name__', member)}`" for member in thing.__args__)
+
+
+def _class(name: str, cls: type) -> Iterator[str]:
+    """How it is made, what it is, and its methods and properties."""
+    bases = [base.__name__ for base in cls.__mro__[1:-1] if base.__name__ in outboard_client.__all__]
+    if bases:
+        yield from [f"Is an `{bases[0]}`.", ""]
+    if not issubclass(cls, Exception):  # those are caught, not made
+        yield from ["```python", f"{name}{_signature(cls)}", "```", ""]
+    if cls.__doc__ and not cls.__doc__.startswith(f"{name}("):  # else dataclass has written it
+        yield from [inspect.cleandoc(cls.__doc__), ""]
+    for member, value in vars(cls).items():
+        if member.startswith("_"):
+            continue
+        if isinstance(value, property):
+            yield from _member(f"{name}.{member}", value.fget)
+        elif inspect.isfunction(value):
+            yield from _member(f"{name}.{member}{_signature(value)}", value)
+
+
+def _member(shown: str, function: Any) -> Iterator[str]:
+    text = inspect.cleandoc(function.__doc__).replace("\n\n", "\n") if function.__doc__ else ""
+    yield from [f"- `{shown}`" + (f": {' '.join(text.split())}" if text else ""), ""]
+
+
+def _signature(thing: Any) -> str:
+    """As it is called: without self, types as they are written; one parameter a line where one line would be long."""
+    signature = inspect.signature(thing)
+    shown, named = [], False
+    for parameter in signature.parameters.values():
+        if parameter.name.startswith("_") or parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not named:
+            shown.append("*")
+            named = True
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        shown.append(f"{stars}{parameter.name}: {_type(parameter.annotation)}{_default(parameter.default)}")
+    gives = "" if inspect.isclass(thing) or signature.return_annotation is None else f" -> {_type(signature.return_annotation)}"
+    line = f"({', '.join(shown)}){gives}"
+    if inspect.isclass(thing) and len(line) > 110:
+        line = "(\n" + "".join(f"    {parameter},\n" for parameter in shown) + ")"
+    return line
+
+
+def _type(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])", "", text)
+
+
+def _default(value: Any) -> str:
+    if value is inspect.Parameter.empty:
+        return ""
+    for name in outboard_client.__all__:
+        if getattr(outboard_client, name) is value:
+            return f" = {name}"
+    made = "factory" in repr(value)  # for each instance
+    return f" = {'…' if made else repr(value)}"
+
+
+PAGES = {
+    "errors.md": errors,
+    "settings.md": settings_table,
+    "model-toml.md": model_toml,
+    "doctor.md": doctor,
+    "http-api.md": http_api,
+    "python-api.md": python_api,
+}
 
 
 def main() -> None:

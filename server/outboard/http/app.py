@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outboard import __version__
 from outboard.devices import discovery
-from outboard.http import dashboard, health, ingest, listings, predict, problems, stream, streams
+from outboard.http import dashboard, health, ingest, listings, predict, problems, reference, stream, streams
 from outboard.http.keyed import Keyed
 from outboard.http.origin import OwnPagesOnly
 from outboard.http.traced import Traced
@@ -65,7 +65,12 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
                 spans.close()
 
     app = FastAPI(
-        title="Outboard", version=__version__, summary="An inference server for the GPU outside the box", lifespan=lifespan, redoc_url=None
+        title="Outboard",
+        version=__version__,
+        summary="An inference server for the GPU outside the box",
+        lifespan=lifespan,
+        docs_url=None,  # they load scripts from another host; http/reference.py has a page of our own
+        redoc_url=None,
     )
     problems.install(app)
     predicting = predict.PredictRoute(runtime, registry)
@@ -74,6 +79,7 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     app.include_router(health.router(runtime, registry))
     app.include_router(routes.router())
     app.include_router(dashboard.router(live))
+    app.include_router(reference.router(app))
     ingesting = ingest.IngestRoute(hub)
     app.include_router(ingest.router())
     app.include_router(stream.router(hub))

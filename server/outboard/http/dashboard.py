@@ -31,7 +31,7 @@ _FILES = {
     "icon.svg": "image/svg+xml",
 }
 #: Nothing from elsewhere is loaded or asked; photographs that are tried are shown from memory (blob:).
-_HEADERS = {
+HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -94,7 +94,7 @@ def router(live: Live) -> APIRouter:
 
     @routes.get("/")
     async def index() -> Response:
-        return Response(files["index.html"], media_type=_FILES["index.html"], headers=_HEADERS)
+        return Response(files["index.html"], media_type=_FILES["index.html"], headers=HEADERS)
 
     for name, kind in _FILES.items():
         if name != "index.html":
@@ -111,6 +111,6 @@ def router(live: Live) -> APIRouter:
 
 def _static(body: bytes, kind: str) -> Any:
     async def static() -> Response:
-        return Response(body, media_type=kind, headers=_HEADERS)
+        return Response(body, media_type=kind, headers=HEADERS)
 
     return static
