@@ -15,6 +15,7 @@ from outboard.core.costs import BatchCost
 from outboard.core.link import Link
 from outboard.plan import arrivals
 from outboard.plan.arrivals import TraceError
+from outboard.plan.host import HANDOVER
 from outboard.plan.workload import CountError, count
 from outboard.profiles import Key, Profile, Store
 
@@ -44,7 +45,7 @@ STEADY = ("--model", "net", "--stations", "2", "--fps", "10", "--duration", "5s"
 def test_what_holds_exits_with_0_and_what_does_not_with_1(models: Path) -> None:
     (holds,) = plans(models, *STEADY, "--link", "thunderbolt4", "--gpu", "8+4")
     assert holds["holds"] and holds["fps"] == pytest.approx(10, rel=0.02) and holds["dropped"] == 0 and not holds["estimate"]
-    assert holds["age_p50_ms"] == pytest.approx(5 + 12 + 0.06, abs=2)
+    assert holds["age_p50_ms"] == pytest.approx(5 + 12 + 0.06 + 4e3 * HANDOVER, abs=2)
     (fails,) = plans(models, *STEADY, "--link", "thunderbolt4", "--gpu", "200+4", code=1)
     assert not fails["holds"] and fails["bottleneck"] == "compute" and fails["cures"]
     assert fails["sent"] == 100 == fails["answered"] + fails["dropped"] + fails["refused"]
@@ -123,7 +124,7 @@ def test_a_measurement_of_this_model_comes_before_an_estimate(models: Path, tmp_
     for words in (("--gpu", "RTX 3060"), ("--gpu", "GPU-1"), ()):
         (found,) = plans(models, *STEADY, "--link", "thunderbolt4", *words)
         assert not found["estimate"] and "RTX 3060, measured here on 2001-09-" in found["basis"]["card"]
-        assert found["age_p50_ms"] == pytest.approx(5 + 20, abs=2)  # without the link that it was measured behind
+        assert found["age_p50_ms"] == pytest.approx(5 + 20 + 4e3 * HANDOVER, abs=2)  # without the link that it was measured behind
     assert plans(models, *STEADY, "--link", "thunderbolt4", "--gpu", "RTX 3070")[0]["estimate"]
     Store(tmp_path).put(profile(spec, "NVIDIA GeForce RTX 3060 Ti", 2e9, 0.011))
     assert plans(models, *STEADY, "--link", "thunderbolt4", "--gpu", "RTX 3060")[0]["estimate"]

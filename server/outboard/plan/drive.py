@@ -166,6 +166,10 @@ class _Play:
         self._n += 1
         heappush(self._heap, (at, self._n, what))
 
+    def hand_over(self, what: Callable[[], None]) -> None:
+        """Another thread or process does it, as soon as it has woken up."""
+        self.at(self.now + self.machine.host.handover, what)
+
     def run(self) -> Log:
         engine, model = self.engine, self.machine.model
         engine.add_network(0.0, Network(_NETWORK, max_rows=model.max_rows, max_delay=model.max_delay))
@@ -205,6 +209,9 @@ class _Play:
             sender=Sender(a.station, live=a.station if self.live else ""),
         )
         self._act()
+
+    def _decode(self, frame: int) -> None:
+        self.cores.run(self.endings[frame].arrival.decode, lambda: self.hand_over(lambda: self._filled(frame)))
 
     def _filled(self, frame: int) -> None:
         self.engine.filled(self.now, frame)
@@ -249,12 +256,12 @@ class _Play:
     def _carry_out(self, command: c.Command) -> None:
         match command:
             case c.Fill():
-                self.cores.run(self.endings[command.frame].arrival.decode, lambda: self._filled(command.frame))
+                self.hand_over(lambda: self._decode(command.frame))
             case c.Dispatch():
-                self._upload(command)
+                self.hand_over(lambda: self._upload(command))
             case c.RowDone():
                 if command.last:
-                    self.loop.run(self.machine.host.respond, lambda: self._ends(command.frame, "answered"))
+                    self.loop.run(self.machine.host.respond, lambda: self.hand_over(lambda: self._ends(command.frame, "answered")))
             case c.Refuse():
                 self._ends(command.frame, command.slug)
             case c.Start():

@@ -24,7 +24,8 @@ LINK_SOURCES: dict[str, str] = {
 @dataclass(frozen=True, slots=True)
 class Host:
     """`cores` are shared by the decode threads and the event loop; a frame occupies the loop for `receive` before it is admitted and for
-    `respond` after its answer has come."""
+    `respond` after its answer has come. `handover` passes, without use of a core, whenever one thread or process wakes another: for
+    decoding, after it, with a batch, and with the answer."""
 
     cores: int
     decode_threads: int
@@ -32,6 +33,7 @@ class Host:
     receive_byte: float
     respond: float
     slab_bytes: int = 2 << 30
+    handover: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
