@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.server
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 import graphs
 from integration.pictures import encoded, scene
 from integration.serverkit import Server, serving
+from outboard_client import FrameStream
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra `test`)")
 CHROMIUM = shutil.which("chromium")
@@ -83,6 +86,50 @@ def load(server: Server) -> Iterator[list[int]]:
         thread.join()
 
 
+@contextmanager
+def station(server: Server, name: str) -> Iterator[None]:
+    """A live stream of a block that is found, ten frames a second."""
+    picture = encoded(scene(320, 240, 60, 60, 80))
+    end = threading.Event()
+
+    async def frames() -> AsyncIterator[bytes]:
+        while not end.is_set():
+            yield picture
+            await asyncio.sleep(0.1)
+
+    async def send() -> None:
+        async for _ in FrameStream("finder", server.url, station=name).run(frames()):
+            pass
+
+    thread = threading.Thread(target=lambda: asyncio.run(send()))
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@contextmanager
+def elsewhere(document: bytes) -> Iterator[str]:
+    """The URL of another server's page."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(document)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{other.server_port}"
+        other.shutdown()
+
+
 def card(page, device: str):
     return page.get_by_role("article", name=device, exact=True)
 
@@ -142,3 +189,69 @@ def test_nothing_lies_outside_the_screen_and_text_can_be_read(browser, server: S
     assert abs(text - ground) > 450, f"text {colours[0]} on {colours[1]}"
     assert (ground < text) == (scheme == "dark")
     context.close()
+
+
+def test_a_streams_newest_frame_and_its_figures_appear_and_go_on(page, server: Server):
+    expect = playwright.expect
+    with station(server, "roof"):
+        shown = card(page, "roof")
+        expect(shown.get_by_text("receiving", exact=True)).to_be_visible(timeout=15_000)
+        frame = shown.get_by_role("img", name="newest frame of roof")
+        page.wait_for_function("(img) => img.naturalWidth === 320 && img.naturalHeight === 240", arg=frame.element_handle(), timeout=15_000)
+        figures = shown.locator("dl")
+        expect(figures).to_contain_text("finder")
+        expect(figures).to_contain_text(" ms", timeout=15_000)
+        first = int(frame.get_attribute("data-frame"))
+        page.wait_for_function("([img, n]) => Number(img.dataset.frame) > n", arg=[frame.element_handle(), first], timeout=15_000)
+    expect(card(page, "roof").get_by_text("receiving", exact=True)).to_have_count(0, timeout=15_000)
+
+
+def test_a_device_is_ejected_and_taken_back_with_nothing_but_the_keyboard(page):
+    """Tab leads to each button, Enter presses it, and the focus stays in the page when the buttons change under it."""
+    expect = playwright.expect
+    expect(card(page, "sim:0").get_by_text("serving", exact=True)).to_be_visible(timeout=30_000)
+
+    def press(name: str) -> None:
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.dataset.key") == f"sim:0 {name}":
+                break
+        else:
+            pytest.fail(f"Tab never came to {name!r}")
+        page.keyboard.press("Enter")
+
+    press("Eject")
+    expect(card(page, "sim:0").get_by_text("ejected", exact=True)).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("alert")).not_to_be_empty()
+    page.evaluate("document.activeElement.blur()")
+    press("Try again now")
+    expect(card(page, "sim:0").get_by_text("serving", exact=True)).to_be_visible(timeout=60_000)
+
+
+def test_a_page_of_another_site_reaches_nothing(browser, server: Server):
+    """In the browser itself: what it sends across origins is refused, also what it would send without asking first."""
+    script = f"""<script>
+      const simple = fetch("{server.url}/v1/devices/sim:0/eject", {{ method: "POST", mode: "no-cors" }});
+      const read = fetch("{server.url}/v1/models").then(() => "read", () => "refused");
+      const socket = new Promise((done) => {{
+        const ws = new WebSocket("{server.url.replace("http", "ws")}/v1/models/finder/stream");
+        ws.onopen = () => done("open"); ws.onerror = () => done("refused");
+      }});
+      Promise.all([simple.catch(() => null), read, socket]).then(([, a, b]) => {{ document.title = `${{a}} ${{b}}`; }});
+    </script>"""
+    with elsewhere(script.encode()) as url:
+        page = browser.new_page()
+        statuses: list[int] = []
+        page.on("response", lambda r: statuses.append(r.status) if r.url.startswith(server.url) else None)
+        page.goto(url)
+        page.wait_for_function("document.title", timeout=15_000)
+        assert page.title() == "refused refused"
+        assert statuses and set(statuses) == {403}
+        page.close()
+    assert server.device("sim:0")["state"] != "ejected"
+
+
+def test_the_api_page_shows_every_route_and_asks_nobody(page, server: Server):
+    page.get_by_role("link", name="API").click()
+    playwright.expect(page.get_by_role("heading", name="POST /v1/models/{model}/predict")).to_be_visible(timeout=15_000)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200

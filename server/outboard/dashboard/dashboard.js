@@ -1,7 +1,9 @@
 // The dashboard: one EventSource, whose "snapshot" events hold everything that is shown; see http/dashboard.py for their form.
 
 const $ = (id) => document.getElementById(id);
-const GOOD = ["serving", "standby"], BAD = ["lost", "quarantined"];
+const GOOD = ["serving", "standby"], BAD = ["lost", "quarantined"], AWAY = ["lost", "quarantined", "ejected", "off"];
+/** Reasons for lower clocks by which a card protects itself; see devices/figures.py. */
+const THROTTLED = { sw_thermal: "too hot", hw_thermal: "too hot", hw_slowdown: "slowed down by the hardware", hw_power_brake: "power brake" };
 const PALETTE = ["--s1", "--s2", "--s3", "--s4", "--s5"];
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,7 +25,7 @@ function svg(tag, attributes = {}, text = "") {
 }
 
 const number = (value, digits = 1) => (value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits }));
-const gb = (bytes) => (bytes >= 1e8 || bytes === 0 ? `${number(bytes / 1e9, 2)} GB` : `${number(bytes / 1e6, 2)} MB`);
+const gb = (bytes) => (bytes >= 1e8 || bytes === 0 ? `${number(bytes / 1e9, 2)}\u00a0GB` : `${number(bytes / 1e6, 2)}\u00a0MB`);
 const ago = (iso) => {
   const seconds = Math.max(0, (Date.now() - Date.parse(iso)) / 1000);
   return seconds < 90 ? `${Math.round(seconds)} s ago` : seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : `${number(seconds / 3600)} h ago`;
@@ -66,6 +68,10 @@ function deviceButtons(d) {
 function used(d, rate) {
   const rows = [];
   const row = (name, value) => rows.push(el("dt", {}, name), el("dd", {}, value));
+  if (AWAY.includes(d.state)) {
+    if (d.losses) row("Losses", d.last_loss ? `${d.losses}, the last ${ago(d.last_loss.at)}` : d.losses);
+    return el("dl", {}, ...rows);
+  }
   row("Frames a second", number(rate?.fps ?? 0));
   if (rate?.rows) row("Rows a batch", number(rate.rows));
   if (d.link.h2d_bytes_per_s) {
@@ -79,6 +85,10 @@ function used(d, rate) {
     row("Memory", `${gb(taken)} of ${gb(d.memory.total_bytes)}${headroom ? `, ${gb(headroom)} left to others` : ""}`);
     rows.push(el("meter", { min: 0, max: d.memory.total_bytes, high: d.memory.total_bytes - (headroom ?? 0), value: taken, "aria-label": `memory of ${d.id}` }));
   }
+  if (d.gpu?.temperature_c !== null && d.gpu?.temperature_c !== undefined) row("Temperature", `${number(d.gpu.temperature_c, 0)}\u00a0°C`);
+  if (d.gpu?.power_w) row("Power", `${number(d.gpu.power_w, 0)}${d.gpu.limit_w ? ` of ${number(d.gpu.limit_w, 0)}` : ""}\u00a0W`);
+  const throttled = new Set((d.gpu?.reasons ?? []).map((reason) => THROTTLED[reason]).filter(Boolean));
+  if (throttled.size) row("Throttled", [...throttled].join(", "));
   if (d.losses) row("Losses", d.last_loss ? `${d.losses}, the last ${ago(d.last_loss.at)}` : d.losses);
   return el("dl", {}, ...rows);
 }
@@ -86,7 +96,7 @@ function used(d, rate) {
 function showDevices(snapshot) {
   render($("devices"), "devices", [snapshot.devices, snapshot.rates.devices], () => snapshot.devices.map((d) => el("article", { className: "card", "aria-label": d.id },
     el("header", {}, el("h3", {}, d.id), el("span", { className: `state ${stateClass(d.state)}` }, d.state)),
-    el("p", {}, `${d.name ?? d.kind}${d.simulated ? " (simulated)" : d.external ? " (external)" : ""}`),
+    el("p", {}, `${d.name ?? d.kind}${d.external && !d.simulated ? " (external)" : ""}`),
     d.why ? el("p", { className: stateClass(d.state) }, d.why) : null,
     d.until ? el("p", {}, `tried again in ${inTime(d.until)}`) : null,
     d.last_loss && d.last_loss.why !== d.why ? el("p", {}, `last loss: ${d.last_loss.why}`) : null,
@@ -161,9 +171,9 @@ function showStreams(streams) {
     const dropped = Object.entries(s.dropped ?? {}).map(([why, n]) => `${why} ${n}`).join(", ");
     list.replaceChildren(...row("Model", s.model), ...row("Received", number(s.received, 0)), ...row("Processed", number(s.processed, 0)),
       ...row("Dropped", dropped || "0"), ...row("Age", s.age_ms.last === null ? "–" : `${number(s.age_ms.last, 0)} ms`));
-    if (s.received !== Number(img.dataset.frame)) {
-      img.dataset.frame = s.received;
-      img.src = `/v1/streams/${encodeURIComponent(s.id)}/latest.jpg?draw=1&n=${s.received}`;
+    if (s.processed && s.processed !== Number(img.dataset.frame)) { // before the first answer there is no frame to show
+      img.dataset.frame = s.processed;
+      img.src = `/v1/streams/${encodeURIComponent(s.id)}/latest.jpg?draw=1&n=${s.processed}`;
     }
   }
   for (const gone of known.values()) gone.remove();
@@ -201,7 +211,7 @@ async function tryPhotograph(file) {
       svg("text", { x: points[0][0], y: points[0][1] - stroke, fill: "#ffb300", "font-size": width / 40 }, f.label ?? f.text));
   }
   $("answer").replaceChildren(
-    el("p", {}, `${got.device}${got.degraded ? " (degraded)" : ""}, ${number(got.timing_ms.total, 0)} ms; ${found.length ? "" : "nothing found"}`),
+    el("p", {}, `${got.device}${got.degraded ? " (degraded)" : ""}, ${number(got.timing_ms.total, 0)} ms${found.length ? "" : "; nothing found"}`),
     el("ol", {}, ...found.slice(0, 20).map((f) => el("li", {}, `${f.label ?? f.text} ${number(f.score, 2)}`))));
 }
 
@@ -222,6 +232,7 @@ function show(snapshot) {
   history = snapshot.history ?? [...history, snapshot.second].slice(-300);
   const serving = snapshot.devices.filter((d) => d.state === "serving").map((d) => d.id).join(", ") || "nothing";
   const missing = snapshot.models.filter((m) => m.state !== "ready").map((m) => m.name);
+  $("summary").classList.toggle("warn", Boolean(snapshot.degraded));
   const fps = Object.values(snapshot.second.fps).reduce((a, b) => a + b, 0);
   $("summary").textContent = `${snapshot.degraded ? `Degraded: ${snapshot.degraded}. ` : ""}${serving} serves${missing.length ? `; not ready: ${missing.join(", ")}` : ""}; ${number(fps)} frames/s`;
   showDevices(snapshot);
