@@ -306,6 +306,22 @@ def test_what_was_forgotten_is_not_resumed_but_what_is_kept_is(tight: Server) ->
         assert not hear(link, "hello")["resumed"], "outcomes 6 to 10 were beyond the bound of 20"
 
 
+def test_what_leaves_during_a_takeover_reaches_the_new_connection(quick: Server) -> None:
+    """Outcomes are ready all the time; none of them may be told to the connection that has just lost the stream."""
+    for _ in range(40):
+        with talk(quick, "rgb", framed=True, policy="lossless") as old:
+            session = hear(old, "hello")["session"]
+            for seq in range(1, 61):
+                old.send(packed(seq, JPEG))
+            hear(old)
+            with talk(quick, "rgb", framed=True, policy="lossless", session=session, after=1) as new:
+                hello = hear(new, "hello")
+                assert hello["resumed"]
+                for seq in range(hello["last"] + 1, 61):
+                    new.send(packed(seq, JPEG))
+                assert [hear(new)["seq"] for _ in range(59)] == list(range(2, 61))
+
+
 def test_another_connection_takes_the_stream_over(quick: Server) -> None:
     with talk(quick, "rgb", framed=True) as old:
         session = hear(old, "hello")["session"]

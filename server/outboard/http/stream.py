@@ -84,7 +84,7 @@ class _Link:
 
     async def run(self, taken_over: asyncio.Future[None]) -> None:
         """Until one side ends it."""
-        reading, writing = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        reading, writing = asyncio.create_task(self._read(taken_over)), asyncio.create_task(self._write(taken_over))
         try:
             await asyncio.wait({reading, writing, taken_over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -105,11 +105,11 @@ class _Link:
 
     # ---------------------------------------------------------------- in
 
-    async def _read(self) -> None:
-        """Returns when the client has gone. Raises ProtocolError."""
+    async def _read(self, taken_over: asyncio.Future[None]) -> None:
+        """Returns when the client has gone, or another connection has the stream. Raises ProtocolError."""
         while True:
             message = await self._websocket.receive()
-            if message["type"] == "websocket.disconnect":
+            if message["type"] == "websocket.disconnect" or taken_over.done():
                 return
             data = message.get("bytes")
             if data is None:
@@ -139,13 +139,14 @@ class _Link:
 
     # ---------------------------------------------------------------- out
 
-    async def _write(self) -> None:
-        """Returns when the stream has stopped and every outcome was sent."""
+    async def _write(self, taken_over: asyncio.Future[None]) -> None:
+        """Returns when the stream has stopped and every outcome was sent, or when another connection has it: what would be told here now
+        would count as told, and be missed there."""
         stream = self._stream
         await self._send(_encode(self._hello()))
         told: dict[str, Any] = {}
         beat_at = 0.0
-        while not stream.books.done:
+        while not (stream.books.done or taken_over.done()):
             stream.news.clear()
             if stream.state != told:
                 told = stream.state
@@ -153,6 +154,8 @@ class _Link:
             if (now := self._hub.now()) >= beat_at:
                 beat_at = now + self._settings.streams.heartbeat
                 await self._send(_encode(self._heartbeat()))
+            if taken_over.done():  # while something was sent
+                break
             outcomes = stream.tell(AT_ONCE)
             for outcome in outcomes:
                 await self._send(outcome.text)
