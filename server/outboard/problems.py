@@ -6,6 +6,7 @@ of `docs/errors.md`, so that the three never disagree. `Problem` is the exceptio
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 #: slug -> (HTTP status, title). Add a row here and nowhere else.
@@ -78,6 +79,12 @@ class Problem(Exception):
     @property
     def title(self) -> str:
         return PROBLEMS[self.slug][1]
+
+    @property
+    def seconds_to_wait(self) -> str:
+        """`retry_after` as the header of that name has it: whole seconds, rounded up, so that nobody comes back too early; "" where there
+        is nothing to wait for."""
+        return "" if self.retry_after is None else str(max(1, math.ceil(self.retry_after)))
 
     def body(self) -> dict[str, Any]:
         """The members of the problem+json object."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -24,8 +23,8 @@ _ROUTING = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
 def respond(problem: Problem, **more: str) -> Response:
     headers = dict(more)
-    if problem.retry_after is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after)))
+    if problem.seconds_to_wait:
+        headers["Retry-After"] = problem.seconds_to_wait
     return Response(msgspec.json.encode(problem.body()), problem.status, headers, MEDIA_TYPE)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
@@ -221,8 +220,8 @@ async def _answer(context: Context, work: Awaitable[Any] | Callable[[], Any]) ->
     try:
         return work() if callable(work) else await work
     except Problem as e:
-        if e.retry_after is not None:
-            context.set_trailing_metadata((("retry-after", str(max(1, math.ceil(e.retry_after)))),))
+        if e.seconds_to_wait:
+            context.set_trailing_metadata((("retry-after", e.seconds_to_wait),))
         await context.abort(code_of(e), e.detail)
     except Exception as e:
         log.exception("a gRPC call failed")

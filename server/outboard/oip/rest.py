@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -232,6 +231,6 @@ def status_of(problem: Problem) -> int:
 
 def _refusal(problem: Problem) -> Answer:
     headers = [_JSON]
-    if problem.retry_after is not None:
-        headers.append((b"retry-after", str(max(1, math.ceil(problem.retry_after))).encode()))
+    if problem.seconds_to_wait:
+        headers.append((b"retry-after", problem.seconds_to_wait.encode()))
     return status_of(problem), headers, _encode({"error": problem.detail})
