@@ -10,52 +10,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import re
 import shutil
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
+from outboard.bench.own_server import own_server
 from outboard_client import FrameStream
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "sim:0"
+CARD = "sim:thunderbolt4,vram=8GiB,compute=8+4"
 FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update --disable-sync".split()
 WIDE, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
 
 
 @contextmanager
-def server(models: Path) -> Iterator[str]:
-    """Its URL. It serves the detector and the classifier of `models` beside a simulated card."""
-    command = [sys.executable, "-m", "outboard", "serve", "--models", str(models), "--port", "0"]
-    command += ["--device", "sim:thunderbolt4,vram=8GiB,compute=8+4"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    assert process.stderr is not None
-    try:
-        for line in process.stderr:
-            if found := re.search(r"listening on (http://\S+);", line):
-                threading.Thread(target=process.stderr.read, daemon=True).start()
-                yield found[1]
-                return
-        raise SystemExit("the server did not start; is every model there? (make models)")
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-@contextmanager
-def stream(url: str, photographs: Path, fps: float) -> Iterator[None]:
-    """A station that sends the photographs in turn, as long as the block runs."""
+def stream(url: str, model: str, station: str, pictures: Sequence[bytes], fps: float) -> Iterator[None]:
+    """A station that sends the pictures in turn, as long as the block runs."""
     end = threading.Event()
-
-    pictures = [photograph.read_bytes() for photograph in sorted(photographs.glob("*.jpg"))]
 
     async def frames() -> AsyncIterator[bytes]:
         for picture in itertools.cycle(pictures):
@@ -65,7 +44,7 @@ def stream(url: str, photographs: Path, fps: float) -> Iterator[None]:
             await asyncio.sleep(1 / fps)
 
     async def send() -> None:
-        async for _ in FrameStream("yolov2_tiny", url, station="roof").run(frames()):
+        async for _ in FrameStream(model, url, station=station).run(frames()):
             pass
 
     thread = threading.Thread(target=lambda: asyncio.run(send()))
@@ -94,7 +73,7 @@ def main() -> None:
     parser.add_argument("--fps", type=float, default=4.0)
     arguments = parser.parse_args()
     chromium = shutil.which("chromium") or sys.exit("Chromium is not installed (Debian: apt install chromium)")
-    with server(arguments.models) as url, sync_playwright() as p:
+    with own_server(arguments.models, [CARD]) as url, sync_playwright() as p:
         browser = p.chromium.launch(executable_path=chromium, args=FLAGS)
         dark = browser.new_page(viewport=WIDE, color_scheme="dark")
         light = browser.new_page(viewport=WIDE, color_scheme="light")
@@ -106,7 +85,8 @@ def main() -> None:
         expect(card.get_by_text("serving", exact=True)).to_be_visible(timeout=60_000)
         for row in dark.locator("#models tr").all():  # each model, on the card too
             expect(row).to_contain_text(DEVICE, timeout=180_000)
-        with stream(url, arguments.samples, arguments.fps):
+        pictures = [photograph.read_bytes() for photograph in sorted(arguments.samples.glob("*.jpg"))]
+        with stream(url, "yolov2_tiny", "roof", pictures, arguments.fps):
             light.get_by_role("combobox", name="Model").select_option("yolov2_tiny")
             light.set_input_files("#file", arguments.samples / "chelsea.jpg")
             expect(light.locator("#answer")).to_contain_text("ms", timeout=30_000)

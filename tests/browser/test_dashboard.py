@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.server
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from screenshots import stream
 
 import graphs
 from integration.pictures import encoded, scene
 from integration.serverkit import Server, serving
-from outboard_client import FrameStream
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra `test`)")
 CHROMIUM = shutil.which("chromium")
@@ -81,30 +80,6 @@ def load(server: Server) -> Iterator[list[int]]:
     thread.start()
     try:
         yield statuses
-    finally:
-        end.set()
-        thread.join()
-
-
-@contextmanager
-def station(server: Server, name: str) -> Iterator[None]:
-    """A live stream of a block that is found, ten frames a second."""
-    picture = encoded(scene(320, 240, 60, 60, 80))
-    end = threading.Event()
-
-    async def frames() -> AsyncIterator[bytes]:
-        while not end.is_set():
-            yield picture
-            await asyncio.sleep(0.1)
-
-    async def send() -> None:
-        async for _ in FrameStream("finder", server.url, station=name).run(frames()):
-            pass
-
-    thread = threading.Thread(target=lambda: asyncio.run(send()))
-    thread.start()
-    try:
-        yield
     finally:
         end.set()
         thread.join()
@@ -193,7 +168,7 @@ def test_nothing_lies_outside_the_screen_and_text_can_be_read(browser, server: S
 
 def test_a_streams_newest_frame_and_its_figures_appear_and_go_on(page, server: Server):
     expect = playwright.expect
-    with station(server, "roof"):
+    with stream(server.url, "finder", "roof", [encoded(scene(320, 240, 60, 60, 80))], 10):
         shown = card(page, "roof")
         expect(shown.get_by_text("receiving", exact=True)).to_be_visible(timeout=15_000)
         frame = shown.get_by_role("img", name="newest frame of roof")

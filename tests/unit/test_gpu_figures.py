@@ -18,12 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outboard.devices import discovery
 from outboard.http.listings import device_entry
-from outboard.runtime import DeviceEntry, Runtime
-from outboard.settings import Settings
+from outboard.runtime import Runtime
 from outboard.telemetry import gpus, metrics
+from two_gpus import FIRST, SECOND, two_gpus
 
 FAKE = Path(__file__).resolve().parents[1] / "fakes" / "nvml"
-EGPU, TIGHT_LIPPED = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
+EGPU, TIGHT_LIPPED = FIRST, SECOND
 CARD = {
     "name": "NVIDIA GeForce RTX 3060",
     "busId": "00000000:52:00.0",
@@ -42,18 +42,9 @@ BARE = {"name": "NVIDIA T400", "busId": "00000000:01:00.0", "temperature": 40, "
 
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
-    """Two GPUs that serve, as far as the engine knows."""
-    runtime = Runtime(Settings(models=tmp_path, cache=tmp_path))
-    runtime.start()
-    for i, uuid in enumerate((EGPU, TIGHT_LIPPED)):
-        device = f"cuda:{i}"
-        runtime.devices[device] = DeviceEntry(device, "gpu", uuid, slots=2, threads=1, uuid=uuid)
-        runtime.engine.add_device(runtime.now(), device, "gpu", 2, i)
-        runtime.engine.hello(runtime.now(), device, 1)
-    runtime.engine.take()
-    yield runtime
-    gpus.show({})
-    await runtime.close()
+    async with two_gpus(tmp_path) as runtime:
+        yield runtime
+        gpus.show({})
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, cards: dict[str, dict[str, Any]]) -> None:

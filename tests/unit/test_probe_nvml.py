@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from outboard.devices import discovery, probe
-from outboard.runtime import DeviceEntry, Runtime
-from outboard.settings import Settings
+from outboard.runtime import Runtime
+from two_gpus import FIRST, SECOND, two_gpus
 
-LOST, WELL = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
+LOST, WELL = FIRST, SECOND
 
 
 def asks(script: str) -> list[str]:
@@ -31,17 +31,8 @@ HANGS = asks("import time; time.sleep(60)")
 
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
-    """Two GPUs that serve, as far as the engine knows. There is no worker behind them."""
-    runtime = Runtime(Settings(models=tmp_path, cache=tmp_path))
-    runtime.start()
-    for i, uuid in enumerate((LOST, WELL)):
-        device = f"cuda:{i}"
-        runtime.devices[device] = DeviceEntry(device, "gpu", uuid, slots=2, threads=1, uuid=uuid, pci=f"0000:0{i}:00.0")
-        runtime.engine.add_device(runtime.now(), device, "gpu", 2, i)
-        runtime.engine.hello(runtime.now(), device, 1)
-    runtime.engine.take()
-    yield runtime
-    await runtime.close()
+    async with two_gpus(tmp_path, "0000:00:00.0", "0000:01:00.0") as runtime:
+        yield runtime
 
 
 def states(runtime: Runtime) -> list[tuple[str, str]]:
