@@ -333,6 +333,7 @@ class Runtime:
         """One frame of `rows` rows. `fill` runs in a decode thread (on the loop for a few `row_bytes`) with a writable uint8 view
         [rows, *shape] of the slab, or [rows, row_bytes] of a tensor model's, whose `shape` are its slots; it may
         raise Problem. Cancel the future when the client has left. The future raises Problem."""
+        self.supervisor.poll()
         self._frames += 1
         frame = self._frames
         future: asyncio.Future[Outcome] = self._loop.create_future()

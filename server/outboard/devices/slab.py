@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from math import prod
 
 import ml_dtypes  # noqa: F401  (its import is what makes numpy know "bfloat16")
 import numpy as np
@@ -46,7 +47,7 @@ def attach(fd: int, size: int, writable: bool = False) -> np.ndarray:
 def view(memory: np.ndarray, offset: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """A typed array of `shape` at `offset` bytes, no copy. Raises ValueError where it would leave the memory."""
     kind = np.dtype(dtype)
-    nbytes = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+    nbytes = kind.itemsize * prod(shape)
     if offset < 0 or nbytes < 0 or offset + nbytes > memory.nbytes:
         raise ValueError(f"{shape} {dtype} at {offset} leaves a memory of {memory.nbytes} bytes")
     return memory[offset : offset + nbytes].view(kind).reshape(shape)

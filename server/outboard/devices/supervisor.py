@@ -131,6 +131,12 @@ class Supervisor:
             worker.unsent.clear()
         asyncio.get_running_loop().remove_writer(worker.channel.fileno())
 
+    def poll(self) -> None:
+        """Act on what workers have sent already. The loop does that by itself, but only between all that came at once: while it goes
+        through the requests of a finished batch's clients, a worker that is done would wait for its next batch."""
+        for worker in list(self._workers.values()):
+            self._readable(worker)
+
     def _readable(self, worker: Worker) -> None:
         while True:
             try:

@@ -10,6 +10,7 @@ import ipaddress
 import os
 import re
 import stat
+from functools import lru_cache
 from typing import Any
 
 from outboard.problems import Problem
@@ -143,6 +144,7 @@ class Regions:
         return Span(region, offset, nbytes)
 
 
+@lru_cache(1024)  # asked for each tensor, of few clients; parsing an address takes 20 us
 def is_loopback(peer: str) -> bool:
     try:
         address = ipaddress.ip_address(peer)
