@@ -74,6 +74,7 @@ def test_rows_that_would_be_late_make_room_for_those_that_need_not_be() -> None:
     kit.wait(0.011)
     kit.done()
     assert [kit.end(frame) for frame in late] == ["deadline_missed"] * 2
+    assert all(r.retry_after and r.retry_after >= 0.1 for r in kit.all(c.Refuse))
     assert len(kit.last(c.Dispatch).offsets) == 6
 
 

@@ -38,7 +38,7 @@ from math import inf, prod
 from typing import Any
 
 from outboard.core import commands as c
-from outboard.core import in_time, placement
+from outboard.core import in_time, pipeline, placement
 from outboard.core.costs import BatchCost, Costs
 from outboard.core.device_memory import DeviceMemory, MemoryNeed
 from outboard.core.failback import FailbackPolicy, LossHistory
@@ -46,6 +46,7 @@ from outboard.core.fair import FairQueue, Turn
 from outboard.core.isolation import Poison, Suspects
 from outboard.core.live import LiveStreams, most_rows, room
 from outboard.core.memory import Allocator, OutOfSlab
+from outboard.core.pipeline import Pipeline
 from outboard.core.ready import ReadyQueue
 from outboard.core.state import ANYBODY, LIVE, Batch, Device, Frame, Network, OnDevice, Sender, Shape
 from outboard.core.timers import Timers
@@ -70,7 +71,7 @@ class EngineConfig:
     load_tries: int = 3  #: so many workers of a device die in succession while they load a network until it is given up there
     ping_every: float = 1.0
     hold: float = 0.5  #: of a row's expected time: how long a busy CPU waits for a batch to grow
-    pipeline_lead: float = 0.05  #: of the running batch's time (and 1 ms): so much earlier than needed the next one is sent
+    pipeline_lead: float = 0.05  #: of the running batch's time (and a hand-over, 1 ms at least): so much earlier than needed the next one is sent
     live_moment: float = 0.1  #: batches that are decoded ahead for live streams take no longer
     live_lead: float = 2.0  #: of its expected time (and 5 ms): how long before a device can take it a live frame begins to be decoded
     isolation_idle: float = 20.0  #: the disposable worker is ended after this time without suspects
@@ -326,7 +327,9 @@ class Engine:
         if entry.costs is None:
             return 0.0
         cap = min(self._cap(device, network), rows)
-        return entry.costs.expected(cap) * rows / cap / (device.slots if device.parallel and rows > cap else 1)
+        if not device.parallel:
+            return self._interval(device, network, cap) * rows / cap
+        return entry.costs.expected(cap) * rows / cap / (device.slots if rows > cap else 1)
 
     def _waiting_rows(self) -> Iterable[tuple[str, int]]:
         yield from self._unfilled.items()
@@ -351,6 +354,10 @@ class Engine:
     def _refuse(self, now: float, f: Frame, slug: str, detail: str, retry_after: float | None = None) -> None:
         self.commands.append(c.Refuse(f.id, slug, detail, retry_after))
         self._finish(now, f)
+
+    def _give_up(self, now: float, f: Frame) -> None:
+        """It would be late, or make more others late. Its client may come again when what waits now is done."""
+        self._refuse(now, f, "deadline_missed", _TOO_LATE, max(0.1, self.estimate(f.network, f.rows)))
 
     def _finish(self, now: float, f: Frame) -> None:
         assert not f.finished, f"frame {f.id} ended twice"
@@ -421,7 +428,7 @@ class Engine:
         while self._filling < self.config.fill_slots and (found := self._next_to_fill(now)) is not None:
             queue, turn, f = found
             if self._hopeless(now, f):
-                self._refuse(now, f, "deadline_missed", _TOO_LATE)
+                self._give_up(now, f)
                 continue
             try:
                 f.offset = self.memory.alloc(f.rows * f.row_bytes)
@@ -506,13 +513,15 @@ class Engine:
     def _appetite(self, network: str) -> int:
         """Decoded rows worth holding for a network: two rounds of every slot that may take them."""
         home = self._home(network)
-        return max(4, sum(2 * d.slots * self._cap(d, network) for d in home))
+        return max(4, sum(2 * self._depth(d, network) * self._cap(d, network) for d in home))
 
     def _dispatch_one(self, now: float, device: Device) -> bool:
         picked = self._pick(now, device)
         if picked is None:
             return False
         queue, surplus = picked
+        if len(device.running) >= self._depth(device, queue.network):
+            return False  # nobody overtakes it, or it might wait for ever
         entry = device.networks[queue.network]
         cap = self._cap(device, queue.network)
         share = -(-len(queue) // device.free_slots()) if device.parallel else len(queue)
@@ -539,7 +548,7 @@ class Engine:
         given_up, rows = in_time.choose([f.deadline - begin for f in waiting], costs, most, idle=not device.running)
         for f in waiting[:given_up]:
             if not f.finished:
-                self._refuse(now, f, "deadline_missed", _TOO_LATE)
+                self._give_up(now, f)
         return min(rows, len(queue))
 
     def _pick(self, now: float, device: Device) -> tuple[ReadyQueue, int] | None:
@@ -596,7 +605,7 @@ class Engine:
         for other in self._queues.values():
             if other is not queue and len(other) and (home := self._home(other.network)) and device in home:
                 free_in += self._work([device], other.network, len(other)) / len(home)
-        return placement.Offer(free_in, costs.latency(rows), costs.expected(rows), rows)
+        return placement.Offer(free_in, costs.latency(rows), self._interval(device, network, rows), rows)
 
     def _hold(self, now: float, device: Device, queue: ReadyQueue, head: Frame) -> float:
         """Until when rows may wait for company.
@@ -613,7 +622,7 @@ class Engine:
         assert costs is not None
         if device.running and not device.parallel:
             upload = costs.latency(len(queue)) - costs.expected(len(queue))  # and download: what a pipeline does beside the batch before
-            lead = self.config.pipeline_lead * sum(b.cost for b in device.running.values()) + 0.001
+            lead = self.config.pipeline_lead * sum(b.cost for b in device.running.values()) + max(device.hand_over, 0.001)
             return now + device.ahead(now) - upload - lead
         cap = self._cap(device, network)
         until = head.arrived + self.networks[network].max_delay if not device.running else 0.0
@@ -654,16 +663,49 @@ class Engine:
     def _cap(self, device: Device, network: str) -> int:
         """Rows of one batch: the knee, bounded by the model, by a frozen batch axis and by what memory taught."""
         entry = device.networks[network]
+        if device.kind == ISOLATION or entry.costs is None:
+            return 1
+        if not device.parallel:
+            return self._pipeline(device, network).rows
+        most = self._most_rows(network, entry)
+        return most if entry.fixed_rows > 1 else entry.costs.knee(most)
+
+    def _most_rows(self, network: str, entry: OnDevice) -> int:
         most = self.networks[network].max_rows
         if entry.cap:
             most = min(most, entry.cap)
-        if device.kind == ISOLATION or entry.costs is None:
-            return 1
-        if entry.fixed_rows > 1:
-            return min(most, entry.fixed_rows)  # padding costs the same however few rows there are
-        if entry.need is not None and device.memory.total:
-            most = max(1, entry.need.rows(device.memory.for_batches(), most))
-        return entry.costs.knee(most)
+        return min(most, entry.fixed_rows) if entry.fixed_rows > 1 else most  # padding costs the same however few rows there are
+
+    def _depth(self, device: Device, network: str) -> int:
+        """Batches of the network that the device holds at once."""
+        known = device.networks[network].costs is not None and not device.parallel
+        return self._pipeline(device, network).depth if known else device.slots
+
+    def _interval(self, device: Device, network: str, rows: int) -> float:
+        """Seconds from one batch's end to the next one's on an accelerator that is busy with the network."""
+        costs = device.networks[network].costs
+        return pipeline.interval(costs, rows, self._depth(device, network)) if costs else 0.0
+
+    def _pipeline(self, device: Device, network: str) -> Pipeline:
+        """How many batches an accelerator holds at once, and of how many rows: kept until anything that it follows from changes."""
+        entry = device.networks[network]
+        costs, need = entry.costs, entry.need
+        assert costs is not None
+        most = self._most_rows(network, entry)
+        free = device.memory.for_batches() if need is not None and device.memory.total else inf
+        follows_from = most, free, costs.observations, device.hand_over, device.slots
+        if entry.pipeline is not None and entry.pipeline[0] == follows_from:
+            return entry.pipeline[1]
+
+        def rows(depth: int) -> int:
+            fits = most if need is None or free == inf else need.rows(free / depth, most)
+            if entry.fixed_rows > 1:
+                return most if depth == 1 or fits == most else 0
+            return costs.knee(max(fits, 1)) if depth == 1 or fits else 0
+
+        chosen = pipeline.choose(costs, device.slots, device.hand_over, rows)
+        entry.pipeline = follows_from, chosen
+        return chosen
 
     def _fitting(self, device: Device, entry: OnDevice, rows: int) -> int:
         """How many of `rows` rows fit the device's memory beside the batches that run there."""
@@ -793,6 +835,8 @@ class Engine:
         entry = d.networks.get(b.network)
         if entry is not None and entry.costs is not None:
             entry.costs.observe(len(b.rows), seconds, b.alone)
+        if b.alone and not b.overdue:
+            d.hand_over = pipeline.observed(d.hand_over, now - b.sent - seconds)
         degraded = b.degraded or self._answers_degraded(d, b.network)
         for index, (f, row) in enumerate(b.rows):
             if not f.finished and row in f.waiting:
