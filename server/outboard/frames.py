@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from outboard.problems import Problem
+from outboard.telemetry.tracing import Trace
 
 
 @dataclass(slots=True)
@@ -33,3 +34,4 @@ class Frame:
     parts: list[Part] | None = None
     problem: Problem | None = None
     arrived: float = 0.0  #: seconds since the epoch
+    trace: Trace | None = None

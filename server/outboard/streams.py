@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,7 +28,11 @@ from outboard.predictor import Predictor, Request
 from outboard.problems import Problem, mistake
 from outboard.registry import Registry
 from outboard.runtime import Runtime
+from outboard.telemetry import frame_traces, tracing
 from outboard.telemetry import streams as metrics
+
+if TYPE_CHECKING:
+    from outboard.telemetry.spans import Spans
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +155,7 @@ class OpenStream:
         self._frames: dict[int, Frame] = {}  # without an outcome
         self._work: dict[int, asyncio.Task[None]] = {}
         self._bundle: Frame | None = None  # live: the newest bundle, which waits for the one that runs
+        self._traced_by: tracing.Parent | None = None  # what the link's request said
         live = id + "/" + self.session[:8] if asked.policy == "live" else ""
         self._sender, self._part_sender = Sender(asked.station, live), Sender(asked.station)
 
@@ -163,6 +168,8 @@ class OpenStream:
         if not self.books.take(self.hub.now(), frame.seq, frame.nbytes):
             return
         frame.arrived = time.time()
+        if self._traced_by is not None:
+            frame.trace = frame_traces.begin(self._traced_by, self.hub.spans)
         self._frames[frame.seq] = frame
         full = not self.hub.hold(frame.nbytes)
         if frame.problem is not None:
@@ -180,7 +187,7 @@ class OpenStream:
             await self._room.wait()
 
     def _begin(self, frame: Frame) -> None:
-        self._work[frame.seq] = asyncio.create_task(self._answer(frame))
+        self._work[frame.seq] = asyncio.create_task(self._answer(frame), context=tracing.context_of(frame.trace))
 
     async def _answer(self, frame: Frame) -> None:
         """From a frame that was taken to its outcome."""
@@ -252,12 +259,21 @@ class OpenStream:
         if self.newest is None or self.newest.frame is not frame:
             self.hub.release(frame.nbytes)
         metrics.outcome(self.model, reason, age if reason is None else None)
+        if frame.trace is not None:
+            self._end_trace(frame, content, age, reason)
         leaving = self.books.settle(self.hub.now(), frame.seq, _encode(message | content), age=age, reason=reason)
         for viewer in self.viewers:
             for outcome in leaving:
                 viewer.put("drop" if outcome.reason else "result", outcome.seq, outcome.text)
         self.news.set()
         self._room.set()
+
+    def _end_trace(self, frame: Frame, content: dict[str, Any], age: float, reason: Reason | None) -> None:
+        assert frame.trace is not None
+        about: dict[str, Any] = {"outboard.model": self.model, "outboard.stream": self.id, "outboard.seq": frame.seq}
+        about |= {"outboard.outcome": reason or "answered", "outboard.age_ms": round(age * 1e3, 1)}
+        about |= {f"outboard.{name}": content[name] for name in ("device", "degraded") if name in content}  # a bundle has them in its parts
+        frame_traces.end(frame.trace, self.hub.spans, about, failed=reason == "failed", now=self.hub.now())
 
     def _show(self, newest: Newest) -> None:
         """Keep it for those who watch: its bytes stay held until a newer one takes its place."""
@@ -298,6 +314,7 @@ class OpenStream:
             self._expiry = None
         if after is not None:
             self.books.attach(after)
+        self._traced_by = frame_traces.parent_of_link()
         self.state = self.where()
         self.link = self.hub.loop.create_future()
         return self.link
@@ -394,9 +411,10 @@ class OpenStream:
 class Hub:
     """Every stream of the server."""
 
-    def __init__(self, runtime: Runtime, registry: Registry):
+    def __init__(self, runtime: Runtime, registry: Registry, spans: Spans | None = None):
         self.runtime = runtime
         self.registry = registry
+        self.spans = spans
         self.predictor = Predictor(runtime)
         self.bundler = Bundler(runtime, registry, self.predictor)
         self.streams: dict[str, OpenStream] = {}  #: by id

@@ -54,7 +54,7 @@ class OipServer:
     def __init__(self, server: Server):
         self.server = server
         self.http = server.url.removeprefix("http://")
-        found = server.until(lambda: re.search(r"gRPC listens on (\S+)", server.log), what="gRPC")
+        found = server.until(lambda: re.search(r"gRPC listens on ([\w.:\[\]]+)", server.log), what="gRPC")
         assert isinstance(found, re.Match)
         self.grpc = found[1]
 

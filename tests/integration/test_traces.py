@@ -11,15 +11,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from typer.testing import CliRunner
 from websockets.sync.client import connect
 
 import graphs
+from integration.oipkit import OipServer
 from integration.pictures import encoded, scene
 from integration.serverkit import Server, serving
+from integration.streamkit import hear
 from outboard.cli import app
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -76,7 +80,7 @@ def collector() -> Iterator[Collector]:
 def server(models: Path, collector: Collector) -> Iterator[Server]:
     """Logs as JSON, a line for each request, spans to the collector."""
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_SERVICE_NAME": "egpu-lab"}
-    flags = ("--device", "sim:thunderbolt4,compute=4+1", "--log-format", "json", "--log-requests", "--traces")
+    flags = ("--device", "sim:thunderbolt4,compute=4+1", "--grpc-port", "0", "--log-format", "json", "--log-requests", "--traces")
     with serving(models, *flags, env=environment) as running:
         running.until(lambda: "sim:0" in running.model("means")["devices"], what="the device serves")
         yield running
@@ -85,7 +89,7 @@ def server(models: Path, collector: Collector) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def plain(models: Path) -> Iterator[Server]:
     """As it is served when nothing is asked for."""
-    with serving(models, "--device", "cpu") as running:
+    with serving(models, "--device", "cpu", "--grpc-port", "0") as running:
         yield running
 
 
@@ -104,6 +108,12 @@ def attributes(span: Span) -> dict[str, Any]:
 def send(server: Server, body: bytes, traceparent: str = TRACEPARENT, model: str = "means", **headers: str):
     headers |= {"traceparent": traceparent} if traceparent else {}
     return server.client.post(f"/v1/models/{model}/predict", content=body, headers={"content-type": "image/jpeg", **headers})
+
+
+def link(server: Server, traceparent: str, policy: str = "live"):
+    headers = {"traceparent": traceparent} if traceparent else {}
+    url = f"ws{server.url.removeprefix('http')}/v1/models/means/stream?policy={policy}"
+    return connect(url, additional_headers=headers, compression=None)
 
 
 def test_a_request_has_a_span_whose_children_say_where_its_time_went(server: Server, collector: Collector) -> None:
@@ -164,6 +174,101 @@ def test_tensors_have_spans_too_and_scrapes_have_none(server: Server, collector:
     request = server.until(lambda: next((s for s in collector.spans() if s.span_id.hex() == span_id), None), what="its span")
     assert isinstance(request, Span) and request.name == "POST /v2/models/{model}/infer" and not request.parent_span_id
     assert {s.name.partition(" ")[0] for s in collector.spans() if s.kind == Span.SPAN_KIND_SERVER} == {"POST"}
+
+
+def inference(model: str = "means") -> service_pb2.ModelInferRequest:
+    body = picture()
+    image = service_pb2.ModelInferRequest.InferInputTensor(name="image", datatype="BYTES", shape=[1])
+    return service_pb2.ModelInferRequest(model_name=model, inputs=[image], raw_input_contents=[len(body).to_bytes(4, "little") + body])
+
+
+def stub(server: Server) -> service_pb2_grpc.GRPCInferenceServiceStub:
+    return service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel(OipServer(server).grpc))
+
+
+def test_a_call_over_grpc_has_a_span_and_its_trace_is_passed_on(server: Server, collector: Collector) -> None:
+    metadata = (("traceparent", TRACEPARENT), ("tracestate", "vendor=1"))
+    _, call = stub(server).ModelInfer.with_call(inference(), metadata=metadata)
+    passed_on = re.fullmatch(rf"00-{TRACE}-([0-9a-f]{{16}})-01", dict(call.trailing_metadata())["traceparent"])
+    assert passed_on and passed_on[1] != CALLER
+    span = server.until(lambda: next((s for s in collector.spans() if s.span_id.hex() == passed_on[1]), None), what="its span")
+    assert isinstance(span, Span) and span.name == "inference.GRPCInferenceService/ModelInfer" and span.kind == Span.SPAN_KIND_SERVER
+    assert (span.trace_id.hex(), span.parent_span_id.hex(), span.trace_state) == (TRACE, CALLER, "vendor=1")
+    said = attributes(span)
+    assert (said["rpc.system"], said["rpc.method"], said["rpc.grpc.status_code"]) == ("grpc", "ModelInfer", 0)
+    assert said["outboard.model"] == "means" and said["outboard.device"] in ("cpu", "sim:0")
+    children = sorted((s for s in collector.spans() if s.parent_span_id == span.span_id), key=lambda s: s.start_time_unix_nano)
+    assert [s.name for s in children] == ["queue", "decode", "queue", "infer"]
+    line = server.until(lambda: next((x for x in lines(server) if x.get("span_id") == passed_on[1]), None), what="its line")
+    assert isinstance(line, dict) and (line["method"], line["status"], line["model"]) == ("ModelInfer", "OK", "means")
+
+
+def test_a_refusal_over_grpc_is_the_callers_error(server: Server, collector: Collector) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        stub(server).ModelInfer(inference("none"), metadata=(("traceparent", TRACEPARENT),))
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+    span_id = dict(refused.value.trailing_metadata())["traceparent"].split("-")[2]  # type: ignore[attr-defined]
+    span = server.until(lambda: next((s for s in collector.spans() if s.span_id.hex() == span_id), None), what="its span")
+    assert isinstance(span, Span) and attributes(span)["rpc.grpc.status_code"] == 5 and span.status.code == Status.STATUS_CODE_UNSET
+
+
+def test_each_inference_of_a_grpc_stream_has_a_span(server: Server, collector: Collector) -> None:
+    trace = TRACE.replace("4", "5")
+    answers = stub(server).ModelStreamInfer(iter([inference(), inference("none")]), metadata=(("traceparent", f"00-{trace}-{CALLER}-01"),))
+    assert [bool(a.error_message) for a in answers] == [False, True]
+
+    def found() -> list[int]:
+        spans = [s for s in collector.spans() if s.trace_id.hex() == trace and s.name.endswith("/ModelStreamInfer")]
+        return sorted(attributes(s)["rpc.grpc.status_code"] for s in spans)
+
+    server.until(lambda: found() == [0, 5], what="a span for each")
+
+
+def test_without_spans_grpc_passes_a_trace_on_as_it_came(plain: Server) -> None:
+    for given, passed_on in ((TRACEPARENT, TRACEPARENT), (TRACEPARENT.upper(), None)):
+        _, call = stub(plain).ModelInfer.with_call(inference(), metadata=(("traceparent", given),))
+        assert dict(call.trailing_metadata()).get("traceparent") == passed_on
+
+
+def test_each_frame_of_a_stream_has_a_span_under_what_opened_it(server: Server, collector: Collector) -> None:
+    trace = TRACE.replace("4", "6")
+    with link(server, f"00-{trace}-{CALLER}-01", policy="lossless") as frames:
+        for body in (picture(), b"no picture", picture()):
+            frames.send(body)
+        outcomes = [hear(frames) for _ in range(3)]
+
+    def found() -> list[Span]:
+        spans = [s for s in collector.spans() if s.trace_id.hex() == trace and s.name == "frame"]
+        return sorted(spans, key=lambda s: s.start_time_unix_nano) if len(spans) == 3 else []
+
+    spans = server.until(found, what="a span for each frame")
+    assert isinstance(spans, list)
+    assert {(s.parent_span_id.hex(), s.kind) for s in spans} == {(CALLER, Span.SPAN_KIND_CONSUMER)}
+    said = [attributes(s) for s in spans]
+    assert [(a["outboard.seq"], a["outboard.outcome"]) for a in said] == [(1, "answered"), (2, "undecodable"), (3, "answered")]
+    assert said[0]["outboard.device"] == outcomes[0]["device"] and said[0]["outboard.model"] == "means"
+    assert (said[0]["outboard.frames"], said[2]["outboard.frames"]) == (1, 1), "each has its own"
+    children = sorted((s for s in collector.spans() if s.parent_span_id == spans[0].span_id), key=lambda s: s.start_time_unix_nano)
+    assert [s.name for s in children] == ["queue", "decode", "queue", "infer"]
+    assert all(spans[0].start_time_unix_nano <= s.start_time_unix_nano <= spans[0].end_time_unix_nano for s in children)
+
+
+def test_frames_have_no_spans_where_their_sender_does_not_ask_for_them(server: Server, collector: Collector) -> None:
+    trace = TRACE.replace("4", "7")
+    with link(server, f"00-{trace}-{CALLER}-00") as unsampled, link(server, "") as silent:
+        for frames in (unsampled, silent):
+            frames.send(picture())
+            assert hear(frames)["type"] == "result"
+    with link(server, TRACEPARENT) as sampled:
+        sampled.send(picture())
+        hear(sampled)
+    server.until(lambda: any(s.name == "frame" and s.trace_id.hex() == TRACE for s in collector.spans()), what="the span sent after them")
+    assert all(s.trace_id.hex() != trace for s in collector.spans())
+    assert all(s.parent_span_id for s in collector.spans() if s.name == "frame")
+    # The request that opened a link may last for days: what its frames were is not kept for its line.
+    ended = server.until(lambda: [x for x in lines(server) if x.get("trace_id") == trace and "seconds" in x], what="the link's line")
+    assert isinstance(ended, list)
+    assert ended[0]["method"] == "WebSocket" and "request_id" not in ended[0]
 
 
 def test_every_line_is_one_json_object_of_the_front_or_a_worker(server: Server) -> None:

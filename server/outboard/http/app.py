@@ -36,11 +36,11 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     """Build the server. `on_ready` is called once, when every model is served or has been refused."""
     runtime = Runtime(settings)
     registry = Registry(runtime, settings.models)
-    hub = Hub(runtime, registry)
+    spans = _spans() if settings.traces else None
+    hub = Hub(runtime, registry, spans)
     live = dashboard.Live(runtime, registry, hub)
     service = Service(runtime, registry)
     v2 = rest.Rest(service)
-    spans = _spans() if settings.traces else None
     keyring = Keyring(settings.http.keys) if settings.http.keys is not None else None
 
     @asynccontextmanager
@@ -50,7 +50,7 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
         if settings.oip.grpc_port is not None:
             from outboard.oip.grpc_server import GrpcServer  # grpc takes 20 MB and a thread: only where it is wanted
 
-            works.append(GrpcServer(service, settings.host, settings.oip.grpc_port, keyring).run())
+            works.append(GrpcServer(service, settings.host, settings.oip.grpc_port, keyring, spans).run())
         background = [asyncio.create_task(work) for work in works]
         for task in background:
             task.add_done_callback(_complain)

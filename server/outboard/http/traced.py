@@ -27,7 +27,8 @@ _STARTS = ("http.response.start", "websocket.accept")
 
 
 class Traced:
-    """ASGI middleware in front of everything. Spans are for POST requests that end, not for streams, scrapes and pages."""
+    """ASGI middleware in front of everything. Spans are for POST requests that end, not for scrapes and pages; streams have theirs by the
+    frame (telemetry/frame_traces.py)."""
 
     def __init__(self, app: ASGIApp, spans: Spans | None, log_requests: bool):
         self._app = app
@@ -49,13 +50,10 @@ class Traced:
     async def _traced(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         parent = _parent(scope)
-        span = None
         if self._spans is not None and scope["type"] == "http" and scope["method"] == "POST" and not scope["path"].endswith("/stream"):
-            span, trace = self._spans.begin("POST", parent, _header(scope, b"tracestate").decode("latin-1"))
-        elif parent is not None:
-            trace = tracing.Trace(parent.trace_id, parent.span_id, parent.flags)
+            trace = self._spans.begin("POST", parent, kind="server")
         else:
-            trace = tracing.Trace()
+            trace = tracing.of(parent) if parent is not None else tracing.Trace()
         status = 499  # the client left: no answer began
 
         async def passing_on(message: Message) -> None:
@@ -74,8 +72,11 @@ class Traced:
         finally:
             if self._log_requests:
                 self._log(scope, trace, status, time.perf_counter() - began)
-            if self._spans is not None and span is not None:
-                self._spans.end(span, trace, _attributes(scope, trace, status), asyncio.get_running_loop().time())
+            if self._spans is not None and trace.span is not None:
+                route = _route(scope)
+                name, error = f"{scope['method']} {route}".rstrip(), str(status) if status >= 500 else ""
+                now = asyncio.get_running_loop().time()
+                self._spans.end(trace, _attributes(scope, route, trace, status), now, name=name, error=error)
             trace.ended = True
             tracing.CURRENT.reset(token)
 
@@ -98,7 +99,7 @@ def _header(scope: Scope, wanted: bytes) -> bytes:
 
 def _parent(scope: Scope) -> tracing.Parent | None:
     header = _header(scope, b"traceparent")
-    return tracing.parse(header) if header else None
+    return tracing.parse(header, _header(scope, b"tracestate")) if header else None
 
 
 def _model(scope: Scope) -> str:
@@ -115,14 +116,14 @@ def _route(scope: Scope) -> str:
     return getattr(scope.get("route"), "path", "")
 
 
-def _attributes(scope: Scope, trace: tracing.Trace, status: int) -> dict[str, str | int | bool]:
+def _attributes(scope: Scope, route: str, trace: tracing.Trace, status: int) -> dict[str, str | int | bool]:
     """Of the request's span, by OpenTelemetry's names where it has one."""
     found: dict[str, str | int | bool] = {
         "http.request.method": scope["method"],
         "url.path": scope["path"][:200],
         "http.response.status_code": status,
     }
-    if route := _route(scope):
+    if route:
         found["http.route"] = route
     if trace.request_ids:
         found["outboard.request_id"] = trace.request_ids[0]

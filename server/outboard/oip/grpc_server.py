@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import grpc
@@ -19,10 +19,14 @@ from outboard.keys.store import Keyring
 from outboard.oip import messages
 from outboard.oip import open_inference_pb2 as pb
 from outboard.oip import open_inference_pb2_grpc as stubs
-from outboard.oip.rest import status_of
+from outboard.oip.grpc_status import code_of
+from outboard.oip.grpc_traced import Traced
 from outboard.oip.service import Service
 from outboard.oip.shared_memory import CUDA_REFUSED
 from outboard.problems import Problem, mistake
+
+if TYPE_CHECKING:
+    from outboard.telemetry.spans import Spans
 
 log = logging.getLogger(__name__)
 
@@ -37,23 +41,7 @@ KEEPALIVE = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 5),
 )
-_CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    409: grpc.StatusCode.FAILED_PRECONDITION,
-    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    499: grpc.StatusCode.CANCELLED,
-    501: grpc.StatusCode.UNIMPLEMENTED,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
 Context = grpc.aio.ServicerContext
-
-
-def code_of(problem: Problem) -> grpc.StatusCode:
-    return _CODES.get(status_of(problem), grpc.StatusCode.INTERNAL)
 
 
 def _peer(context: Context) -> str:
@@ -64,15 +52,17 @@ def _peer(context: Context) -> str:
 class Servicer(stubs.GRPCInferenceServiceServicer):
     """One coroutine a call; a call that its client cancels, or whose deadline comes, is cancelled here and so are its frames (H05)."""
 
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, traced: Traced):
         self._service = service
+        self._traced = traced
         self._runtime = service.runtime
         self._in_progress = 0
 
     # ---------------------------------------------------------------- inference
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        return await _answer(context, self._infer(request, context))
+        work = self._traced.infer(self._infer(request, context), context, "ModelInfer", request.model_name)
+        return await _answer(context, work)
 
     async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -103,7 +93,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
 
     async def _infer_in_stream(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelStreamInferResponse:
         try:
-            response = await self._infer(request, context)
+            response = await self._traced.infer(self._infer(request, context), context, "ModelStreamInfer", request.model_name)
         except Problem as e:
             failed = pb.ModelInferResponse(model_name=request.model_name, model_version=request.model_version, id=request.id)
             return pb.ModelStreamInferResponse(error_message=e.detail, infer_response=failed)
@@ -221,7 +211,7 @@ async def _answer(context: Context, work: Awaitable[Any] | Callable[[], Any]) ->
         return work() if callable(work) else await work
     except Problem as e:
         if e.seconds_to_wait:
-            context.set_trailing_metadata((("retry-after", e.seconds_to_wait),))
+            context.set_trailing_metadata((*(context.trailing_metadata() or ()), ("retry-after", e.seconds_to_wait)))
         await context.abort(code_of(e), e.detail)
     except Exception as e:
         log.exception("a gRPC call failed")
@@ -268,12 +258,14 @@ class Keyed(grpc.aio.ServerInterceptor):
 class GrpcServer:
     """The listening server; it says in its health checks that it serves once every model does."""
 
-    def __init__(self, service: Service, host: str, port: int, keyring: Keyring | None = None):
+    def __init__(self, service: Service, host: str, port: int, keyring: Keyring | None = None, spans: Spans | None = None):
         self._registry = service.registry
-        largest = service.runtime.settings.limits.body
+        settings = service.runtime.settings
+        largest = settings.limits.body
         sizes = (("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
         self._server = grpc.aio.server(options=[*sizes, *KEEPALIVE], interceptors=[Keyed(keyring)] if keyring else [])
-        stubs.add_GRPCInferenceServiceServicer_to_server(Servicer(service), self._server)
+        traced = Traced(SERVICE, spans, settings.log_requests)
+        stubs.add_GRPCInferenceServiceServicer_to_server(Servicer(service, traced), self._server)
         self._checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._checks, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)

@@ -1,6 +1,7 @@
-"""OpenTelemetry spans of requests, sent by OTLP over HTTP. The standard OTEL_* variables say where to, how many and under which name.
+"""OpenTelemetry spans of requests and of streams' frames, sent by OTLP over HTTP. The standard OTEL_* variables say where to, how many and
+under which name.
 
-A request's span has a child for each part of its frames' time: `queue` (waiting for a decode thread, then for a device), `decode`, and
+A span has a child for each part of its frames' time: `queue` (waiting for a decode thread, then for a device), `decode`, and
 `infer` (the worker's: link and compute). They are made from what the runtime measures anyway, when the answer is out: nothing is started or
 stopped on the way of a frame. Needs the extra `otel`.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
@@ -17,7 +19,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import (
     NonRecordingSpan,
-    Span,
     SpanContext,
     SpanKind,
     StatusCode,
@@ -45,8 +46,8 @@ class Spans:
         self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("outboard", __version__)
 
-    def begin(self, method: str, parent: Parent | None, state: str) -> tuple[Span, Trace]:
-        """The span of a request that has just come, and the trace as its answer passes it on. `state` is the `tracestate` header."""
+    def begin(self, name: str, parent: Parent | None, *, kind: Literal["server", "consumer"]) -> Trace:
+        """Of a request, or of a stream's frame, that has just come."""
         context = None
         if parent is not None:
             remote = SpanContext(
@@ -54,29 +55,30 @@ class Spans:
                 int(parent.span_id, 16),
                 is_remote=True,
                 trace_flags=TraceFlags(int(parent.flags, 16)),
-                trace_state=TraceState.from_header([state]) if state else None,
+                trace_state=TraceState.from_header([parent.state]) if parent.state else None,
             )
             context = set_span_in_context(NonRecordingSpan(remote))
-        span = self._tracer.start_span(method, context, SpanKind.SERVER, attributes={"http.request.method": method})
+        span = self._tracer.start_span(name, context, SpanKind[kind.upper()])
         made = span.get_span_context()
-        return span, Trace(f"{made.trace_id:032x}", f"{made.span_id:016x}", f"{made.trace_flags:02x}")
+        return Trace(f"{made.trace_id:032x}", f"{made.span_id:016x}", f"{made.trace_flags:02x}", parent, span)
 
-    def end(self, span: Span, trace: Trace, attributes: Mapping[str, str | int | bool], now: float) -> None:
-        """The answer is out. `attributes` as OpenTelemetry names them; `now` of the event loop's clock, which the frames' times are on."""
+    def end(self, trace: Trace, attributes: Mapping[str, str | int | float | bool], now: float, *, name: str = "", error: str = "") -> None:
+        """The answer is out. `attributes` as OpenTelemetry names them; `now` of the event loop's clock, which the frames' times are on;
+        `name`: what the span is called now that its route is known; `error`: what went wrong here, not at the sender's."""
+        span = trace.span
         if span.is_recording():
-            route, status = attributes.get("http.route"), int(attributes["http.response.status_code"])
-            if route:
-                span.update_name(f"{attributes['http.request.method']} {route}")
+            if name:
+                span.update_name(name)
             span.set_attributes({**attributes, "outboard.frames": trace.count})
-            if status >= 500:
-                span.set_attribute("error.type", str(status))
+            if error:
+                span.set_attribute("error.type", error)
                 span.set_status(StatusCode.ERROR)
             epoch = time.time_ns() - round(now * 1e9)
             parent = set_span_in_context(span)
             for frame in trace.frames:
                 about = {"outboard.model": frame.model, "outboard.device": frame.device, "outboard.outcome": frame.outcome}
-                for name, began, ended in parts(frame):
-                    child = self._tracer.start_span(name, parent, attributes=about, start_time=epoch + round(began * 1e9))
+                for part, began, ended in parts(frame):
+                    child = self._tracer.start_span(part, parent, attributes=about, start_time=epoch + round(began * 1e9))
                     child.end(epoch + round(ended * 1e9))
         span.end()
 

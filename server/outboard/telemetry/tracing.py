@@ -1,13 +1,14 @@
 """The trace that a request belongs to: W3C Trace Context (https://www.w3.org/TR/trace-context/), without any library.
 
-`CURRENT` holds it while the request is answered (http/traced.py), so that log lines name it and the runtime notes where the time of its
-frames went. It is None for nearly every request: then nothing is noted.
+`CURRENT` holds it while the request is answered (http/traced.py, oip/grpc_traced.py), so that log lines name it and the runtime notes where
+the time of its frames went. It is None for nearly every request: then nothing is noted. Each frame of a stream has a trace of its own
+(telemetry/traced_streams.py): a link may last for days.
 """
 
 from __future__ import annotations
 
 import re
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,11 @@ class Parent:
     trace_id: str
     span_id: str
     flags: str
+    state: str = ""  #: the header `tracestate`, as it came
+
+    @property
+    def sampled(self) -> bool:
+        return bool(int(self.flags, 16) & 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +49,14 @@ class FrameTimes:
 
 @dataclass(slots=True)
 class Trace:
-    """A request under way. All empty where the client sent no `traceparent` and no spans are made: then only logs want it."""
+    """A request under way, or a stream's frame. All empty where the client sent no `traceparent` and no spans are made: then only logs
+    want it."""
 
     trace_id: str = ""
     span_id: str = ""
     flags: str = "00"
+    parent: Parent | None = None  #: what came
+    span: Any = None  #: OpenTelemetry's, where one is made (telemetry/spans.py)
     request_ids: list[str] = field(default_factory=list)  #: of its answers
     frames: list[FrameTimes] = field(default_factory=list)
     count: int = 0  #: frames, kept or not
@@ -74,18 +83,33 @@ class Trace:
 CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
+def of(parent: Parent) -> Trace:
+    """A trace that is passed on as it came."""
+    return Trace(parent.trace_id, parent.span_id, parent.flags, parent)
+
+
+def context_of(trace: Trace | None) -> Context | None:
+    """For a task that belongs to `trace`; None: it would anyway."""
+    if CURRENT.get() is trace:
+        return None
+    context = copy_context()
+    context.run(CURRENT.set, trace)
+    return context
+
+
 def current() -> Trace | None:
     """The trace of the request that is being answered here."""
     trace = CURRENT.get()
     return trace if trace is not None and not trace.ended else None
 
 
-def parse(header: bytes) -> Parent | None:
-    """None for what the specification calls invalid: it is ignored, as if it had not been sent."""
+def parse(header: bytes, state: bytes = b"") -> Parent | None:
+    """Of the headers `traceparent` and `tracestate`. None for what the specification calls invalid: it is ignored, as if it had not been
+    sent."""
     found = _TRACEPARENT.fullmatch(header.strip(b" \t"))
     if found is None:
         return None
     version, trace_id, span_id, flags, more = found.groups()
     if version == b"ff" or (version == b"00" and more) or not trace_id.strip(b"0") or not span_id.strip(b"0"):
         return None
-    return Parent(trace_id.decode(), span_id.decode(), flags.decode())
+    return Parent(trace_id.decode(), span_id.decode(), flags.decode(), state.decode("latin-1"))
