@@ -40,6 +40,21 @@ def test_every_route_of_the_openapi_document_is_on_the_page(get: Get) -> None:
                 assert f"<code>{parameter['name']}</code>" in page
 
 
+def test_every_parameter_says_what_it_is_and_a_number_its_range(get: Get) -> None:
+    seen = 0
+    for path, operations in get("/openapi.json").json()["paths"].items():
+        for operation in operations.values():
+            described = {p["name"]: p for p in operation.get("parameters", [])}
+            assert set(re.findall(r"{(\w+)}", path)) == {name for name, p in described.items() if p["in"] == "path"}, path
+            for name, parameter in described.items():
+                seen += 1
+                assert len(parameter.get("description", "")) > 10, f"{path} {name}"
+                for schema in parameter["schema"].get("anyOf", [parameter["schema"]]):
+                    if schema.get("type") in ("number", "integer"):
+                        assert {"minimum", "exclusiveMinimum"} & schema.keys() and "maximum" in schema, f"{path} {name}"
+    assert seen > 40
+
+
 def test_the_page_asks_nothing_of_another_host(get: Get) -> None:
     answer = get("/docs")
     assert "default-src 'none'" in answer.headers["content-security-policy"]

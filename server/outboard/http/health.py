@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from outboard.registry import Registry
 from outboard.runtime import Runtime
 from outboard.telemetry import metrics
+
+Strict = Annotated[bool, Query(description="503 also while the device that was asked for does not serve")]
 
 
 def router(runtime: Runtime, registry: Registry) -> APIRouter:
@@ -19,7 +23,7 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
         return Response(b'{"alive": true}', media_type="application/json")
 
     @routes.get("/readyz", summary="Every model is served by some worker")
-    async def readyz(strict: bool = False) -> Response:
+    async def readyz(strict: Strict = False) -> Response:
         ready, why = registry.ready()
         degraded = runtime.engine.degraded()
         body: dict[str, object] = {"ready": ready, "degraded": degraded}

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from outboard.frames import Frame
-from outboard.http import stream_query
+from outboard.http import parameters, stream_query
 from outboard.http.mixed_replace import MixedReplace, Part
 from outboard.http.problems import respond, unexpected
 from outboard.http.stream import ROUTE
@@ -193,14 +193,11 @@ def router() -> APIRouter:
                 "required": True,
                 "content": {"multipart/x-mixed-replace": {"schema": {"type": "string", "format": "binary"}}},
             },
-            "parameters": [
-                {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
-                for name in ("policy", "station", "max_age_ms")
-            ],
+            "parameters": parameters.query(stream_query.POSTED),
         },
         responses={200: {"content": {NDJSON: {}}, "description": "hello, then results and drops, one a line"}},
     )
-    async def stream(request: Request, model: str) -> Response:
+    async def stream(request: Request, model: parameters.ModelName) -> Response:
         """What `ffmpeg -f mpjpeg` and MJPEG cameras send (docs/stream-protocol.md). A WebSocket at the same address can do more."""
         raise AssertionError("http/app.py serves this route")
 

@@ -14,6 +14,7 @@ from outboard.core.engine import ISOLATION
 from outboard.devices import ejection
 from outboard.devices.simulated import FAULTS, PHASES
 from outboard.http import body as bodies
+from outboard.http.parameters import DeviceId, ModelName
 from outboard.problems import Problem
 from outboard.registry import Model, Registry
 from outboard.runtime import Runtime
@@ -105,6 +106,7 @@ def device_entry(runtime: Runtime, device: str) -> dict[str, Any]:
                 "state": entry.state,
                 "why": entry.why or None,
                 "most_rows": runtime.engine._cap(state, n) if entry.costs else None,
+                "at_once": runtime.engine._depth(state, n) if entry.costs else None,
                 "seconds": entry.costs.table() if entry.costs else [],
                 "memory_bytes": {"fixed": entry.need.fixed, "per_row": entry.need.per_row} if entry.need else None,
             }
@@ -137,15 +139,15 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
         return _json({"models": model_entries(runtime, registry)})
 
     @routes.get("/v1/models/{model}", tags=["models"], summary="One model")
-    async def model(model: str) -> Response:
+    async def model(model: ModelName) -> Response:
         return _json(model_entry(runtime, registry.get(model)))
 
     @routes.post("/v1/models/{model}/load", tags=["models"], summary="Read the model again and load it")
-    async def load(model: str) -> Response:
+    async def load(model: ModelName) -> Response:
         return _json(model_entry(runtime, await registry.load(model)))
 
     @routes.post("/v1/models/{model}/unload", tags=["models"], summary="Take the model out of service")
-    async def unload(model: str) -> Response:
+    async def unload(model: ModelName) -> Response:
         return _json(model_entry(runtime, registry.unload(model)))
 
     @routes.get("/v1/devices", tags=["devices"], summary="Every device, its state and its history")
@@ -153,16 +155,16 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
         return _json({"devices": device_entries(runtime)})
 
     @routes.get("/v1/devices/{device}", tags=["devices"], summary="One device")
-    async def device(device: str) -> Response:
+    async def device(device: DeviceId) -> Response:
         return _json(device_entry(runtime, known(device)))
 
     @routes.post("/v1/devices/{device}/reset", tags=["devices"], summary="End a quarantine or an ejection: try the device now")
-    async def reset(device: str) -> Response:
+    async def reset(device: DeviceId) -> Response:
         runtime.reset(known(device))
         return _json(device_entry(runtime, device))
 
     @routes.post("/v1/devices/{device}/fault", tags=["devices"], summary="Play a fault on a simulated device", openapi_extra=_FAULT_DOCS)
-    async def fault(device: str, request: Request) -> Response:
+    async def fault(device: DeviceId, request: Request) -> Response:
         with bodies.reserved(runtime) as taken:
             body = await bodies.read(request.headers, request.receive, runtime, taken)
         try:
@@ -173,7 +175,7 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
         return _json(device_entry(runtime, device) | {"fault": asked.fault, "phase": asked.phase or None})
 
     @routes.post("/v1/devices/{device}/eject", tags=["devices"], summary="Hand the device's work over and let go of it")
-    async def eject(device: str) -> Response:
+    async def eject(device: DeviceId) -> Response:
         kind = runtime.devices[known(device)].kind
         if kind == "cpu":
             raise Problem("conflict", "the CPU cannot be ejected: it is what answers when the others are gone")

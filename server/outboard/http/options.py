@@ -6,19 +6,35 @@ import math
 from collections.abc import Mapping
 
 from outboard import tasks
+from outboard.http.parameters import Described
 from outboard.imaging.tiles import LARGEST, MOST_OVERLAP, SMALLEST, Tiling
 from outboard.predictor import Request
 from outboard.problems import Problem
 
-KNOWN = {
-    "min_score": "answer nothing that scores less, 0 to 1",
-    "top_k": "answer at most so many, 1 to 10000",
-    "tile": f"detection: look at tiles of the picture: auto, or their width in its pixels, {SMALLEST} to {LARGEST}",
-    "overlap": f"the share of a tile that the next one shows again, 0 to {MOST_OVERLAP}; 0.2 unless given",
-    "merge": "how an object's boxes in several tiles become one: nmm (their union, the default) or nms (the best one)",
-    "whole": "false: only tiles; otherwise the whole picture is looked at as well, for what is larger than a tile",
-    "deadline_ms": "milliseconds from arrival after which the answer is worthless, 1 to 3600000",
-    "strict_device": "true: refuse rather than answer from another device than the one asked for",
+KNOWN: dict[str, Described] = {
+    "min_score": ({"type": "number", "minimum": 0, "maximum": 1}, "answer nothing that scores less; unless given, what the model says"),
+    "top_k": ({"type": "integer", "minimum": 1, "maximum": 10_000}, "answer at most so many"),
+    "tile": (
+        {"anyOf": [{"enum": ["auto"]}, {"type": "integer", "minimum": SMALLEST, "maximum": LARGEST}]},
+        "detection: look at tiles of the picture too, and how wide they are, in its pixels; `auto`: as wide as the model's input",
+    ),
+    "overlap": (
+        {"type": "number", "minimum": 0, "maximum": MOST_OVERLAP, "default": 0.2},
+        "the share of a tile that the next one shows again",
+    ),
+    "merge": (
+        {"enum": ["nmm", "nms"], "default": "nmm"},
+        "how an object's boxes in several tiles become one: `nmm`, their union, or `nms`, the best one",
+    ),
+    "whole": (
+        {"type": "boolean", "default": True},
+        "with `tile`: whether the whole picture is looked at as well, for what is larger than a tile",
+    ),
+    "deadline_ms": (
+        {"type": "number", "minimum": 1, "maximum": 3_600_000},
+        "milliseconds from arrival after which the answer is worthless; unless given, `[limits] deadline`",
+    ),
+    "strict_device": ({"type": "boolean", "default": False}, "refuse rather than answer from another device than the one asked for"),
 }
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from outboard.http import body as bodies
-from outboard.http import options
+from outboard.http import options, parameters
 from outboard.http.problems import respond, unexpected
 from outboard.http.watch import unless_left
 from outboard.predictor import Predictor
@@ -43,10 +43,7 @@ _DOCS: dict[str, Any] = {
             },
         },
     },
-    "parameters": [
-        {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": "string"}}
-        for name, text in options.KNOWN.items()
-    ],
+    "parameters": parameters.query(options.KNOWN),
 }
 
 
@@ -127,7 +124,7 @@ def router() -> APIRouter:
         openapi_extra=_DOCS,
         responses={200: {"content": {JSON: {}, JPEG: {}}, "description": "The answer, or the picture with the answer drawn on"}},
     )
-    async def predict(request: Request, model: str) -> Response:
+    async def predict(request: Request, model: parameters.ModelName) -> Response:
         """An image as raw body or as multipart field `image` (several: `{"results": […]}` in their order). `Accept: image/jpeg`
         returns the picture with the answer drawn on it."""
         raise AssertionError("http/app.py serves this route")

@@ -75,18 +75,22 @@ def _parameters(given: Iterable[dict[str, Any]]) -> Iterator[Parameter]:
 
 
 def _values(schema: dict[str, Any]) -> str:
-    """The type in words, with its bounds and its default."""
+    """What may stand there, in words, and the default."""
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
-    words = [" or ".join(str(kind["type"]) for kind in kinds)]
-    for kind in kinds:
-        words += [str(value) for value in kind.get("enum", ())]
-        least = kind.get("minimum", kind.get("exclusiveMinimum"))
-        most = kind.get("maximum", kind.get("exclusiveMaximum"))
-        if least is not None and most is not None:
-            words.append(f"{'above ' if 'exclusiveMinimum' in kind else ''}{least:g} to {most:g}")
-    if (default := schema.get("default")) not in (None, ""):
-        words.append(f"default {str(default).lower()}")
-    return ", ".join(words)
+    words = " or ".join(_kind(kind) for kind in kinds)
+    default = schema.get("default")
+    return words if default in (None, "") else f"{words}; default {str(default).lower()}"
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return " or ".join(str(value) for value in schema["enum"])
+    least = schema.get("minimum", schema.get("exclusiveMinimum"))
+    most = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if least is None or most is None:
+        return str(schema["type"])
+    above = "above " if "exclusiveMinimum" in schema else ""
+    return f"{schema['type']}, {above}{least} to {most}"
 
 
 def page(document: dict[str, Any]) -> str:

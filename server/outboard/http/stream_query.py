@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outboard.http import options
+from outboard.http.parameters import Described
 from outboard.problems import Problem
 from outboard.streams import Asked
 
@@ -16,8 +17,18 @@ _STATION = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _SESSION = re.compile(r"[0-9a-f]{1,64}\Z")
 #: Options of a prediction that a stream has in another form.
 _OTHERWISE = {"deadline_ms"}
-_KNOWN = ("policy", "station", "max_age_ms", "session", "after", "expect")
+_ANY: dict[str, Described] = {
+    "policy": ({"enum": list(POLICIES), "default": "live"}, "`live`: the newest frame wins; `lossless`: back-pressure, nothing is dropped"),
+    "station": ({"type": "string"}, "the sender's name, 1 to 64 of `A-Z a-z 0-9 . _ -`; unless given, a made-up one"),
+    "max_age_ms": (
+        {"type": "number", "minimum": 1, "maximum": 3_600_000},
+        "`live`: a frame that is more milliseconds old, from its capture, when it could be answered is dropped",
+    ),
+}
 _LINK_ONLY = ("session", "after", "expect")
+_KNOWN = (*_ANY, *_LINK_ONLY)
+#: What a stream by POST takes.
+POSTED = _ANY | {name: described for name, described in options.KNOWN.items() if name not in _OTHERWISE}
 
 
 @dataclass(frozen=True, slots=True)

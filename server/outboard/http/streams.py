@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
+from outboard.http.parameters import StreamId
 from outboard.problems import Problem
 from outboard.streams import Hub, Newest, OpenStream
 
@@ -49,15 +50,15 @@ def router(hub: Hub) -> APIRouter:
         return _json({"streams": hub.entries()})
 
     @routes.get("/v1/streams/{id}", summary="One stream")
-    async def stream(id: str) -> Response:
+    async def stream(id: StreamId) -> Response:
         return _json(hub.get(id).entry())
 
     @routes.get("/v1/streams/{id}/events", summary="Results, drops and states as server-sent events")
-    async def events(id: str) -> Response:
+    async def events(id: StreamId) -> Response:
         return StreamingResponse(_events(hub.get(id)), media_type="text/event-stream", headers=_LIVE)
 
     @routes.get("/v1/streams/{id}/latest.jpg", summary="The newest answered frame")
-    async def latest(id: str, draw: Annotated[bool, Query(description="with the answer drawn on it")] = False) -> Response:
+    async def latest(id: StreamId, draw: Annotated[bool, Query(description="with the answer drawn on it")] = False) -> Response:
         stream = hub.get(id)
         newest = stream.newest
         if newest is None:
@@ -70,7 +71,9 @@ def router(hub: Hub) -> APIRouter:
 
     @routes.get("/v1/streams/{id}/preview.mjpeg", summary="A moving picture with the answers drawn on")
     async def preview(
-        id: str, fps: Annotated[float, Query(gt=0, le=60)] = 10.0, width: Annotated[int, Query(ge=64, le=8192)] = 960
+        id: StreamId,
+        fps: Annotated[float, Query(gt=0, le=60, description="pictures a second, at most")] = 10.0,
+        width: Annotated[int, Query(ge=64, le=8192, description="of the picture, at most, in pixels")] = 960,
     ) -> Response:
         stream = hub.get(id)
         media_type = f"multipart/x-mixed-replace;boundary={BOUNDARY}"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.responses import Response
+
+from outboard.http.parameters import MODEL
 
 _MODEL = "/v2/models/{model}"
 _ROUTES = (
@@ -26,6 +31,12 @@ _ROUTES = (
     ("POST", "/v2/systemsharedmemory/region/{region}/unregister", "Forget a region"),
     ("POST", "/v2/systemsharedmemory/unregister", "Forget every region"),
 )
+_IN_PATH = {
+    "model": MODEL,
+    "version": "what the model's metadata calls so: `sha256:` and 12 digits; one serves at a time",
+    "region": "a name that the client makes up for its region of shared memory",
+}
+_INFER: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}, "application/octet-stream": {}}}}
 
 
 def router() -> APIRouter:
@@ -35,5 +46,12 @@ def router() -> APIRouter:
         raise AssertionError("http/app.py sends /v2 to oip/rest.py")
 
     for method, path, summary in _ROUTES:
-        routes.add_api_route(path, elsewhere, methods=[method], summary=summary, name=summary)
+        extra = {"parameters": [_in_path(name) for name in re.findall(r"{(\w+)}", path)]}
+        if path.endswith("/infer"):
+            extra |= _INFER
+        routes.add_api_route(path, elsewhere, methods=[method], summary=summary, name=summary, openapi_extra=extra)
     return routes
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "description": _IN_PATH[name], "schema": {"type": "string"}}
