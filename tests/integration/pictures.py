@@ -53,15 +53,11 @@ def bomb(width: int, height: int) -> bytes:
 
 def multipart(*bodies: bytes, field: str = "image", end: bytes = b"--B--\r\n", **fields: str) -> tuple[bytes, str]:
     """(body, content type) of a multipart upload."""
-    out = b""
-    for name, value in fields.items():
-        out += f'--B\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+    parts = [f'--B\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode() for name, value in fields.items()]
     for i, body in enumerate(bodies):
-        out += (
-            f'--B\r\nContent-Disposition: form-data; name="{field}"; filename="../../{i}.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'.encode()
-        )
-        out += body + b"\r\n"
-    return out + end, "multipart/form-data; boundary=B"
+        head = f'--B\r\nContent-Disposition: form-data; name="{field}"; filename="../../{i}.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'
+        parts += [head.encode(), body, b"\r\n"]
+    return b"".join([*parts, end]), "multipart/form-data; boundary=B"
 
 
 def iou(a: list[float], b: list[float]) -> float:

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import graphs
 from integration.pictures import encoded
@@ -77,7 +78,9 @@ def test_a_model_that_does_not_fit_beside_another_is_served_by_the_cpu(tmp_path:
         assert (small["device"], small["degraded"]) == ("sim:0", False)
 
 
+@pytest.mark.long
 def test_the_next_start_begins_with_what_was_measured(tmp_path: Path) -> None:
+    """What test_profile_command.py shows of a profile, of what servers measure themselves, and of a file that is damaged."""
     model(tmp_path / "models", "means", 320)
     device, cache = "sim:oculink,compute=5+1", {"OUTBOARD_CACHE": str(tmp_path / "cache")}
     tables = []

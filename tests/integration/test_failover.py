@@ -134,23 +134,28 @@ def worker(server: Server, device: str) -> int | None:
     return None
 
 
-def test_nothing_is_lost_doubled_or_wrong_however_the_device_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cycles", "faults"),
+    [(2, "unplug,hang"), pytest.param(10, "unplug,hang,sticky,kill,stop", marks=[pytest.mark.long, pytest.mark.timeout(300)])],
+)
+def test_nothing_is_lost_doubled_or_wrong_however_the_device_goes(tmp_path: Path, cycles: int, faults: str) -> None:
+    """The other ways to go are played in phases by test_faults.py, and a worker is killed here below."""
     report = tmp_path / "report.json"
     done = subprocess.run(
-        [sys.executable, UNPLUG, "--cycles", "6", "--faults", "unplug,hang,sticky,kill,stop", "--rest", "0", "--json", report],
+        [sys.executable, UNPLUG, "--cycles", str(cycles), "--faults", faults, "--rest", "0", "--json", report],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=290,
     )
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
     told = json.loads(report.read_text())
     counts = {name: told[name] for name in ("lost", "wrong", "doubled", "refused", "broken", "early")}
     assert counts == {"lost": 0, "wrong": [], "doubled": 0, "refused": {}, "broken": {}, "early": 0}, done.stdout
-    assert {c["fault"] for c in told["cycles"]} == {"unplug", "hang", "sticky", "kill", "stop"}
+    assert {c["fault"] for c in told["cycles"]} == set(faults.split(","))
     answered = Counter()
     for second in told["seconds"]:
         answered[second["device"]] += second["answers"]
-    assert answered["cpu"] > 100 and answered["sim:0"] > 100, "both have served"
+    assert answered["cpu"] > 20 and answered["sim:0"] > 20, "both have served"
 
 
 def test_the_fourth_loss_in_ten_minutes_means_quarantine_until_an_operator_ends_it(server: Server) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,13 @@ def models(tmp_path: Path) -> Path:
 def test_the_table_tells_costs_link_memory_and_the_batch_that_is_used(models: Path, tmp_path: Path) -> None:
     picture = tmp_path / "profile.png"
     flags = ("--models", str(models), "--device", DEVICE, "--deadline", "40ms")
-    done = profile("means", *flags, "--plot", str(picture), cache=tmp_path / "cache")
+    with ThreadPoolExecutor() as pool:  # it takes the time that it gives itself, whatever it measures
+        told = pool.submit(profile, "means", *flags, "--json", cache=tmp_path / "other")
+        done = profile("means", *flags, "--plot", str(picture), cache=tmp_path / "cache")
     assert done.returncode == 0, done.stderr
     assert "at most 16 rows fit the memory" in done.stdout and "meet the deadline" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
-    answer = json.loads(profile("means", *flags, "--json", cache=tmp_path / "cache").stdout)["profiles"][0]
+    answer = json.loads(told.result().stdout)["profiles"][0]
     assert answer["link"]["h2d_bytes_per_s"] == pytest.approx(2.75e9, rel=0.05)
     assert answer["memory"]["batch_bytes"]["per_row"] == pytest.approx(64 * 64 * 3 * 4 * 6, rel=0.05)
     assert answer["batch"] <= answer["deadline_cap"] < answer["vram_cap"] == 16

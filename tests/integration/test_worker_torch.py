@@ -145,6 +145,15 @@ def test_libraries_that_a_killed_compiler_left_half_written_are_compiled_again(t
             library.write_bytes(b"")
 
 
+def said(capfd: pytest.CaptureFixture[str], words: str) -> str:
+    """What the worker has written until these words came: it compiles beside its work. Without them: until it has had its time."""
+    log, end = "", time.monotonic() + 60
+    while words not in log and time.monotonic() < end:
+        log += capfd.readouterr().err
+        time.sleep(0.05)
+    return log
+
+
 def test_without_a_folder_for_compiled_code_eager_serves_and_the_log_says_what_to_set(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,8 +162,8 @@ def test_without_a_folder_for_compiled_code_eager_serves_and_the_log_says_what_t
         assert isinstance(network, Loaded) and network.provider == "torch eager", network
         answers = worker.run(network, pictures(2))
         assert np.allclose(answers["output_0"], expected(pictures(2))[0], atol=1e-5)
+        log = said(capfd, "compiled code cannot be kept")
         worker.send_stop_and_wait()
-    log = capfd.readouterr().err
     assert "compiled code cannot be kept: /proc/outboard/inductor cannot be written" in log and "OUTBOARD_CACHE" in log
 
 
@@ -167,9 +176,6 @@ def test_without_a_compiler_eager_goes_on_serving(
         assert isinstance(network, Loaded) and network.provider == "torch eager"
         answers = worker.run(network, pictures(2))
         assert np.allclose(answers["output_0"], expected(pictures(2))[0], atol=1e-5)
-        said, end = "", time.monotonic() + 60
-        while "stays eager" not in said and time.monotonic() < end:  # it tries to compile beside its work
-            said += capfd.readouterr().err
-            time.sleep(0.05)
+        log = said(capfd, "stays eager")
         worker.send_stop_and_wait()
-    assert "stays eager" in said
+    assert "stays eager" in log
