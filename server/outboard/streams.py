@@ -273,7 +273,7 @@ class OpenStream:
         about: dict[str, Any] = {"outboard.model": self.model, "outboard.stream": self.id, "outboard.seq": frame.seq}
         about |= {"outboard.outcome": reason or "answered", "outboard.age_ms": round(age * 1e3, 1)}
         about |= {f"outboard.{name}": content[name] for name in ("device", "degraded") if name in content}  # a bundle has them in its parts
-        frame_traces.end(frame.trace, self.hub.spans, about, failed=reason == "failed", now=self.hub.now())
+        frame_traces.end(frame.trace, self.hub.spans, about, failed=reason == "failed")
 
     def _show(self, newest: Newest) -> None:
         """Keep it for those who watch: its bytes stay held until a newer one takes its place."""

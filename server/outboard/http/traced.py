@@ -5,7 +5,6 @@ A request that none of this concerns passes without another layer around it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable
@@ -75,8 +74,7 @@ class Traced:
             if self._spans is not None and trace.span is not None:
                 route = _route(scope)
                 name, error = f"{scope['method']} {route}".rstrip(), str(status) if status >= 500 else ""
-                now = asyncio.get_running_loop().time()
-                self._spans.end(trace, _attributes(scope, route, trace, status), now, name=name, error=error)
+                self._spans.end(trace, _attributes(scope, route, trace, status), name=name, error=error)
             trace.ended = True
             tracing.CURRENT.reset(token)
 

@@ -3,7 +3,6 @@ trailing metadata, log lines name it, spans are made of it, and each inference m
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable
@@ -69,7 +68,7 @@ class Traced:
             last = trace.frames[-1]
             about |= {"outboard.model": last.model, "outboard.device": last.device, "outboard.degraded": last.degraded}
         error = status.name if status.name in _OURS else ""
-        self._spans.end(trace, about, asyncio.get_running_loop().time(), error=error)
+        self._spans.end(trace, about, error=error)
 
 
 def _parent(context: grpc.aio.ServicerContext) -> tracing.Parent | None:

@@ -25,8 +25,8 @@ def begin(parent: tracing.Parent, spans: Spans | None) -> tracing.Trace:
     return spans.begin("frame", parent, kind="consumer")
 
 
-def end(trace: tracing.Trace, spans: Spans | None, about: Mapping[str, str | int | float | bool], *, failed: bool, now: float) -> None:
-    """It has its outcome. `now` of the event loop's clock."""
+def end(trace: tracing.Trace, spans: Spans | None, about: Mapping[str, str | int | float | bool], *, failed: bool) -> None:
+    """It has its outcome."""
     if spans is not None and trace.span is not None:
-        spans.end(trace, about, now, error="failed" if failed else "")
+        spans.end(trace, about, error="failed" if failed else "")
     trace.ended = True

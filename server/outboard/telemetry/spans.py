@@ -8,6 +8,7 @@ stopped on the way of a frame. Needs the extra `otel`.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -62,24 +63,28 @@ class Spans:
         made = span.get_span_context()
         return Trace(f"{made.trace_id:032x}", f"{made.span_id:016x}", f"{made.trace_flags:02x}", parent, span)
 
-    def end(self, trace: Trace, attributes: Mapping[str, str | int | float | bool], now: float, *, name: str = "", error: str = "") -> None:
-        """The answer is out. `attributes` as OpenTelemetry names them; `now` of the event loop's clock, which the frames' times are on;
-        `name`: what the span is called now that its route is known; `error`: what went wrong here, not at the sender's."""
+    def end(self, trace: Trace, attributes: Mapping[str, str | int | float | bool], *, name: str = "", error: str = "") -> None:
+        """The answer is out. `attributes` as OpenTelemetry names them; `name`: what the span is called now that its route is known;
+        `error`: what went wrong here, not at the sender's. On the event loop, whose clock the frames' times are on."""
         span = trace.span
         if span.is_recording():
+            loop, ended = asyncio.get_running_loop().time(), time.time_ns()
             if name:
                 span.update_name(name)
             span.set_attributes({**attributes, "outboard.frames": trace.count})
             if error:
                 span.set_attribute("error.type", error)
                 span.set_status(StatusCode.ERROR)
-            epoch = time.time_ns() - round(now * 1e9)
             parent = set_span_in_context(span)
+
+            def at(seconds: float) -> int:
+                # The two clocks are not read at one moment: a part that began with its request must not begin before it.
+                return min(max(ended - round((loop - seconds) * 1e9), span.start_time), ended)
+
             for frame in trace.frames:
                 about = {"outboard.model": frame.model, "outboard.device": frame.device, "outboard.outcome": frame.outcome}
-                for part, began, ended in parts(frame):
-                    child = self._tracer.start_span(part, parent, attributes=about, start_time=epoch + round(began * 1e9))
-                    child.end(epoch + round(ended * 1e9))
+                for part, began, done in parts(frame):
+                    self._tracer.start_span(part, parent, attributes=about, start_time=at(began)).end(at(done))
         span.end()
 
     def close(self) -> None:
