@@ -241,6 +241,20 @@ function show(snapshot) {
   showChart(history, snapshot.devices);
 }
 
-const events = new EventSource("/v1/events");
-events.addEventListener("snapshot", (event) => show(JSON.parse(event.data)));
-events.onerror = () => { $("summary").textContent = "The server does not answer. This page goes on by itself when it is back."; };
+const GONE = "The server does not answer. This page goes on by itself when it is back.";
+const NO_KEY = "The key that this page was opened with is not valid any more. Reload the page and give another one as the password.";
+
+/** A connection that breaks is brought back by the browser; one that was answered with something else (a proxy's error, no valid key) is not. */
+function listen() {
+  const events = new EventSource("/v1/events");
+  events.addEventListener("snapshot", (event) => show(JSON.parse(event.data)));
+  events.onerror = async () => {
+    $("summary").textContent = GONE;
+    if (events.readyState !== EventSource.CLOSED) return;
+    const refused = await fetch("/v1/streams").then((answer) => answer.status === 401, () => false);
+    if (refused) $("summary").textContent = NO_KEY;
+    else setTimeout(listen, 3000);
+  };
+}
+
+listen();

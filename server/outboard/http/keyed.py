@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+from importlib import resources
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -18,7 +20,14 @@ from outboard.problems import Problem
 
 #: What tells nothing but that the server is there, for those who watch it.
 OPEN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
-CHALLENGE = 'Bearer realm="outboard", Basic realm="outboard: a key as password", charset="UTF-8"'
+#: A header each: Chromium reads only the first challenge of a header, and asks nobody for a Bearer.
+CHALLENGES = ('Bearer realm="outboard"', 'Basic realm="outboard: a key as password", charset="UTF-8"')
+
+#: The page has its style in itself: nothing else is given to who has no key.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
 
 
 class Keyed:
@@ -27,17 +36,29 @@ class Keyed:
     def __init__(self, app: ASGIApp, keyring: Keyring):
         self._app = app
         self._keyring = keyring
+        self._page = resources.files("outboard.dashboard").joinpath("key.html").read_bytes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = None if scope["type"] == "lifespan" or scope["path"] in OPEN else self._problem(scope)
         if problem is None:
             await self._app(scope, receive, send)
             return
-        response = respond(problem, **{"WWW-Authenticate": CHALLENGE})
+        response = self._respond(scope, problem)
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).send_denial_response(response)
         else:
             await response(scope, receive, send)
+
+    def _respond(self, scope: Scope, problem: Problem) -> Response:
+        """What a browser shows to somebody who opens a page here and does not know the password is for people."""
+        accepts = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and b"text/html" in accepts:
+            response = Response(self._page, problem.status, _PAGE_HEADERS, "text/html; charset=utf-8")
+        else:
+            response = respond(problem)
+        for challenge in CHALLENGES:
+            response.headers.append("WWW-Authenticate", challenge)
+        return response
 
     def _problem(self, scope: Scope) -> Problem | None:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
