@@ -65,9 +65,10 @@ def expected(images: list[np.ndarray]) -> list[np.ndarray]:
         return [t.numpy() for t in Small().eval()(torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2))))]
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[WorkerKit]:
-    with WorkerKit(tmp_path / "cache") as kit:
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerKit]:
+    """One for the tests that compile nothing: importing torch takes seconds, and what is refused must not hurt what comes after it."""
+    with WorkerKit(tmp_path_factory.mktemp("cache")) as kit:
         yield kit
 
 
@@ -117,16 +118,17 @@ def test_weights_that_do_not_fit_their_builder_are_refused_by_key(worker: Worker
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler: nothing can be compiled")
-def test_eager_serves_until_compiled_code_agrees_and_is_faster(worker: WorkerKit, tmp_path: Path) -> None:
-    network = worker.load(exported(tmp_path, compiled=True))
-    assert isinstance(network, Loaded) and network.provider == "torch eager"
-    before = worker.run(network, pictures(2))
-    again = worker.expect(Loaded, timeout=500)
-    assert again.provider == "torch compiled" and again.version == network.version
-    for n in (1, 2, 3):  # 3 is no bucket: it runs eager
-        answers = worker.run(again, pictures(n))
-        for got, want in zip(answers.values(), expected(pictures(n)), strict=True):
-            assert np.allclose(got, want, atol=1e-4)
+def test_eager_serves_until_compiled_code_agrees_and_is_faster(tmp_path: Path) -> None:
+    with WorkerKit(tmp_path / "cache") as worker:
+        network = worker.load(exported(tmp_path, compiled=True))
+        assert isinstance(network, Loaded) and network.provider == "torch eager"
+        before = worker.run(network, pictures(2))
+        again = worker.expect(Loaded, timeout=500)
+        assert again.provider == "torch compiled" and again.version == network.version
+        for n in (1, 2, 3):  # 3 is no bucket: it runs eager
+            answers = worker.run(again, pictures(n))
+            for got, want in zip(answers.values(), expected(pictures(n)), strict=True):
+                assert np.allclose(got, want, atol=1e-4)
     assert before.keys() == answers.keys()
 
 
