@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -88,29 +89,36 @@ def test_a_client_that_leaves_in_the_middle_of_its_upload_harms_nobody(server: S
     assert "ClientDisconnect" not in server.log and "POST /v1/models/rgb/predict failed" not in server.log
 
 
-def test_a_body_over_the_limit_is_refused_however_it_is_sent(tmp_path: Path) -> None:
-    with serving(small_models(tmp_path), env={"OUTBOARD_LIMITS_BODY": "1MiB"}) as server:
-
-        def chunks():
-            for _ in range(64):
-                yield bytes(1 << 16)
-
-        for content in (bytes(2 << 20), chunks()):
-            response = server.client.post("/v1/models/rgb/predict", content=content)
-            assert response.status_code == 413 and response.json()["type"] == "body_too_large"
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Takes bodies of 1 MiB that arrive within two seconds."""
+    models = tmp_path_factory.mktemp("models")
+    graphs.write_model(models, "m", graphs.channel_means(), graphs.toml("tensor", "tensor", (32, 32)))
+    with serving(models, env={"OUTBOARD_LIMITS_BODY": "1MiB", "OUTBOARD_LIMITS_BODY_SECONDS": "2"}) as running:
+        yield running
 
 
-def test_a_body_that_does_not_arrive_in_time_is_given_up(tmp_path: Path) -> None:
-    graphs.write_model(tmp_path, "m", graphs.channel_means(), graphs.toml("tensor", "tensor", (32, 32)))
-    with serving(tmp_path, env={"OUTBOARD_LIMITS_BODY_SECONDS": "0.5"}) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=5) as s:
-            s.sendall(b"POST /v1/models/m/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
-            assert b" 408 " in s.recv(4096).splitlines()[0]
+def test_a_body_over_the_limit_is_refused_however_it_is_sent(tight: Server) -> None:
+    def chunks():
+        for _ in range(64):
+            yield bytes(1 << 16)
+
+    for content in (bytes(2 << 20), chunks()):
+        response = tight.client.post("/v1/models/m/predict", content=content)
+        assert response.status_code == 413 and response.json()["type"] == "body_too_large"
+
+
+def test_a_body_that_does_not_arrive_in_time_is_given_up(tight: Server) -> None:
+    host, port = tight.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as s:
+        s.sendall(b"POST /v1/models/m/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
+        assert b" 408 " in s.recv(4096).splitlines()[0]
 
 
 def test_a_worker_that_dies_is_replaced_and_no_request_is_lost(tmp_path: Path) -> None:
-    with serving(small_models(tmp_path)) as server:
+    graphs.write_model(tmp_path, "slow", graphs.sleeper(150), graphs.toml("tensor", "tensor", (32, 32), rest="[batching]\nmax = 1"))
+    graphs.write_model(tmp_path, "rgb", graphs.channel_means((32, 32)), graphs.toml("tensor", "tensor", (32, 32)))
+    with serving(tmp_path) as server:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             work = [pool.submit(server.predict, "slow", PICTURE) for _ in range(16)]
             time.sleep(0.4)
