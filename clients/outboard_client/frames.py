@@ -61,7 +61,8 @@ class Frame:
 
 def encoded_bundle(bundle: Bundle) -> tuple[bytes, list[dict[str, Any]]]:
     """(the parts' bytes one after the other, their descriptions). Raises ValueError for an array that the protocol has no name for."""
-    described, chunks = [], []
+    described: list[dict[str, Any]] = []
+    chunks: list[bytes | memoryview] = []
     for name, given in bundle.parts.items():
         part = given if isinstance(given, Part) else Part(given)
         entry: dict[str, Any] = {"name": name}
@@ -69,7 +70,7 @@ def encoded_bundle(bundle: Bundle) -> tuple[bytes, list[dict[str, Any]]]:
             array = np.ascontiguousarray(part.data, part.data.dtype.newbyteorder("<"))
             if array.dtype.kind not in "biuf":
                 raise ValueError(f"part {name!r} is an array of {array.dtype}, expected numbers or bools")
-            data = array.tobytes()
+            data: bytes | memoryview = array.reshape(-1).view(np.uint8).data  # no copy: cameras' pixels are megabytes
             entry |= {"type": "array", "dtype": array.dtype.name, "shape": list(array.shape)}
         else:
             data = bytes(part.data)
@@ -80,13 +81,18 @@ def encoded_bundle(bundle: Bundle) -> tuple[bytes, list[dict[str, Any]]]:
     return b"".join(chunks), described
 
 
-def pack(seq: int, captured: int, image: bytes, meta: Any = None, parts: list[dict[str, Any]] | None = None) -> bytes:
-    """The binary message of one frame. Raises ValueError where `meta` is larger than a header may be."""
+def head(seq: int, captured: int, meta: Any = None, parts: list[dict[str, Any]] | None = None) -> bytes:
+    """What the binary message of one frame begins with. Raises ValueError where `meta` is larger than a header may be."""
     members = {k: v for k, v in (("parts", parts), ("meta", meta)) if v is not None}
     header = msgspec.json.encode(members) if members else b""
     if len(header) > MAX_HEADER:
         raise ValueError(f"the frame's header has {len(header)} bytes (meta, parts), at most {MAX_HEADER} are taken")
-    return b"".join((_HEADER.pack(seq, captured, len(header)), header, image))
+    return _HEADER.pack(seq, captured, len(header)) + header
+
+
+def pack(seq: int, captured: int, image: bytes, meta: Any = None, parts: list[dict[str, Any]] | None = None) -> bytes:
+    """The binary message of one frame. Raises ValueError as `head`."""
+    return head(seq, captured, meta, parts) + image
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from outboard import remote, tables
+from outboard import remote, resources, tables
 from outboard.bench.command import EXAMPLE as BENCH_EXAMPLE
 from outboard.bench.command import bench as bench_command
 from outboard.doctor.command import EXAMPLE as DOCTOR_EXAMPLE
@@ -113,6 +113,7 @@ def serve(
             Keyring(settings.http.keys)
         except KeysError as e:
             raise refuse(e) from e
+    resources.keep_freed_memory()
     logs.configure(settings.log_level, settings.log_format)
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
     try:

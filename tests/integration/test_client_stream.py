@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -372,6 +373,28 @@ async def test_a_stream_that_is_left_stops_at_the_server(server: Server) -> None
         return not any(s["id"] == "leaver.slow" and s["waiting"] for s in listed)
 
     await asyncio.to_thread(server.until, gone, 20)
+
+
+async def test_a_stream_that_is_left_in_the_middle_of_a_large_frame_stops_at_the_server(server: Server) -> None:
+    """It goes in fragments, and nothing can be said before the last one has gone."""
+    noise = np.random.default_rng(0).integers(0, 255, (700, 1000, 3), np.uint8)
+
+    async def frames() -> AsyncIterator[Frame]:
+        while True:
+            yield Frame(Bundle({"noise": noise}))
+
+    async with linked(server.url) as (line, url):
+        line.bytes_per_s = 8e6  # a quarter of a second each
+        stream = FrameStream("rgb", url, policy="lossless", station="large")
+        outcomes = stream.run(frames())
+        async for outcome in outcomes:
+            assert isinstance(outcome, BundleResult) and "outputs" in msgspec.to_builtins(outcome.parts["noise"])
+            if outcome.seq == 2:
+                break
+        await outcomes.aclose()
+        await asyncio.to_thread(
+            server.until, lambda: server.client.get("/v1/streams/large.rgb").json()["status"] == "stopped", 20, "the stream to stop"
+        )
 
 
 async def test_bundles_are_answered_together(server: Server) -> None:

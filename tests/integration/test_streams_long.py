@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
-from websockets.asyncio.client import connect
 
 import graphs
 import tensor_graphs
 from failing_link import linked
 from integration.pictures import encoded, scene
 from integration.serverkit import Server, serving
-from integration.streamkit import FRAMES, Station, address, bundle, now_us, running, stream_server
-from outboard_client import Frame, FrameStream, Result
+from integration.streamkit import Station, running, stream_server
+from outboard_client import Bundle, BundleResult, Frame, FrameStream, Part, Result
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 JPEG = encoded(scene(640, 480, 100, 100, 60))
@@ -153,38 +152,43 @@ def simulator_models(folder) -> object:
 
 @pytest.mark.parametrize("raw", [False, True], ids=["JPEG", "pixels"])
 async def test_a_simulator_in_lock_step_at_60_hertz(tmp_path, raw: bool) -> None:
-    """Four cameras of 800x600 and an array each tick, one bundle at a time, on the CPU."""
+    """Four cameras of 800x600 and an array each tick, one bundle at a time, on the CPU; the next tick at its time, or when the last one is
+    answered. What a machine does in a second is printed: a share of that time is not for a test to ask."""
     rng = np.random.default_rng(7)
     pictures = [scene(800, 600, int(rng.integers(0, 700)), 50, 60) for _ in range(4)]
-    about = {"type": "array", "dtype": "uint8", "shape": [600, 800, 3]} if raw else {"type": "image"}
-    cameras = {name: (about, p.tobytes() if raw else encoded(p, quality=85)) for name, p in zip("abcd", pictures, strict=True)}
-    array = {"type": "array", "dtype": "float32", "shape": [6], "model": "numbers"}
+    cameras = {name: p if raw else encoded(p, quality=85) for name, p in zip("abcd", pictures, strict=True)}
     with serving(simulator_models(tmp_path / "models"), "--device", "cpu") as server:
-        query = {"policy": "lossless", "station": "simulator", "expect": "a,b,c,d,imu"}
-        async with connect(address(server.url, "means", **query), subprotocols=[FRAMES], max_size=None, compression=None) as link:
-            took: list[float] = []
-            late = 0
-            began = asyncio.get_running_loop().time()
+        stream = FrameStream("means", server.url, policy="lossless", station="simulator", expect=[*cameras, "imu"])
+        answered = asyncio.Semaphore(1)
+        started: list[float] = []
+        late = 0
+
+        async def ticks() -> AsyncIterator[Frame]:
+            nonlocal late
+            began = time.perf_counter()
             for tick in range(1, 3601):
-                due = began + tick / 60
-                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
-                late += asyncio.get_running_loop().time() > due + 1 / 60
-                values = np.full(6, tick, "<f4")
-                start = time.perf_counter()
-                await link.send(bundle(tick, cameras | {"imu": (array, values.tobytes())}))
-                while (answer := json.loads(await link.recv()))["type"] != "result":
-                    if answer["type"] == "hb":
-                        await link.send(json.dumps({"type": "hb", "at": answer["at"], "clock": now_us()}))
-                    assert answer["type"] in ("hello", "state", "hb"), answer
-                took.append(time.perf_counter() - start)
-                assert answer["seq"] == tick and answer["missing"] == []
-                assert answer["parts"]["imu"]["outputs"][0]["data"] == [tick] * 6
-            rate = 3600 / (asyncio.get_running_loop().time() - began)
+                await answered.acquire()
+                await asyncio.sleep(max(0.0, began + tick / 60 - time.perf_counter()))
+                started.append(time.perf_counter())
+                late += started[-1] > began + (tick + 1) / 60
+                imu = Part(np.full(6, tick, np.float32), model="numbers")
+                yield Frame(Bundle({**cameras, "imu": imu}), meta={"tick": tick})
+
+        took: list[float] = []
+        inside = Counter[str]()  # the server's own account of one camera, ms
+        async for outcome in stream.run(ticks()):
+            took.append(time.perf_counter() - started[-1])
+            answered.release()
+            assert isinstance(outcome, BundleResult) and outcome.missing == [] and outcome.seq == len(took)
+            assert outcome.meta == {"tick": len(took)} and outcome.parts["imu"].outputs[0].data == [len(took)] * 6
+            inside.update(outcome.parts["a"].timing_ms)
+        rate = len(took) / (started[-1] - started[0])
     print(
-        f"\n3600 ticks of 4 cameras 800x600 ({'pixels' if raw else 'JPEG'}) and an array: {rate:.1f} Hz, {late} ticks late; p50 "
-        f"{share(took, 0.5) * 1e3:.1f} ms, p99 {share(took, 0.99) * 1e3:.1f}, most {max(took) * 1e3:.0f}"
+        f"\n{len(took)} ticks of 4 cameras 800x600 ({'pixels' if raw else 'JPEG'}) and an array: {rate:.1f} Hz, {late} ticks late; p50 "
+        f"{share(took, 0.5) * 1e3:.1f} ms, p99 {share(took, 0.99) * 1e3:.1f}, most {max(took) * 1e3:.0f}; of one camera in the server, ms: "
+        + ", ".join(f"{stage} {ms / len(took):.1f}" for stage, ms in inside.items())
     )
-    assert rate > (5 if raw else 50)  # pixels are 350 MB a second: as fast as this machine copies
+    assert len(took) == 3600 and stream.figures.links == 1
 
 
 async def test_an_unplug_and_replug_in_a_minute_of_lossless_frames(quick: Server) -> None:

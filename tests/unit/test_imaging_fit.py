@@ -205,6 +205,18 @@ def test_scaled_decode_and_full_decode_fit_the_same_picture(kind, size):
     assert np.abs(scaled.astype(int) - full).mean() < 4
 
 
+@pytest.mark.parametrize(("size", "factor"), [((800, 600), 8), ((1920, 1080), 6), ((1230, 890), 10)])
+def test_of_a_picture_that_is_shrunk_much_every_pixel_counts_alike(size, factor):
+    """Halving it first changes the mean of what a network's pixel shows by rounding only."""
+    photo = cv2.resize(astronaut(), size, interpolation=cv2.INTER_CUBIC)
+    noisy = np.clip(photo.astype(int) + np.random.default_rng(1).integers(-40, 40, photo.shape), 0, 255).astype(np.uint8)
+    width, height = size[0] // factor, size[1] // factor
+    out = np.empty((height, width, 3), np.uint8)
+    fit(noisy, Header("raw", *size), Input(size=(width, height), fit="stretch"), out)
+    means = noisy.reshape(height, factor, width, factor, 3).mean((1, 3))
+    assert np.abs(out - means).max() <= 1.5
+
+
 def test_an_output_of_another_size_is_a_mistake_of_the_caller():
     with pytest.raises(AssertionError, match="not .8, 8, 3. uint8"):
         fit(np.zeros((4, 4, 3), np.uint8), Header("png", 4, 4), Input(size=(8, 8)), np.zeros((8, 9, 3), np.uint8))

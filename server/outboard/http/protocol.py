@@ -9,12 +9,14 @@ handed over as it comes.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from outboard.http.connection import Connection
+from outboard.http.message_reader import read_in_pieces
 
 #: Bytes of a body that are collected before the application sees them.
 PIECE = 4 << 20
@@ -78,6 +80,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     """For `uvicorn.Config(ws=…)`."""
 
     _heard = 0.0  #: when something was last read
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        read_in_pieces(self.conn)
 
     def keepalive_timeout(self) -> None:
         """No pong has come. It may well be on its way: this side does not read for a while, which is how back-pressure works, or what was
