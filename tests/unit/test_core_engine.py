@@ -8,7 +8,7 @@ from engine_kit import COSTS, SHAPE, Kit
 from outboard.core import commands as c
 from outboard.core.engine import ISOLATION
 from outboard.core.failback import FailbackPolicy
-from outboard.core.state import Network
+from outboard.core.state import Network, Sender
 
 ROW = SHAPE[0] * SHAPE[1] * SHAPE[2]
 
@@ -688,3 +688,29 @@ def test_a_network_retired_while_it_loads_leaves_the_device_serving() -> None:
     assert kit.state("cpu") == "serving"
     kit.engine.loaded(kit.now, "cpu", 1, "m", COSTS)
     assert kit.engine.ready_on("m") == []
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(1, 16), (8, 2), (80, 1)])
+def test_of_a_live_stream_that_a_lost_device_gives_back_one_batch_of_rows_is_kept_whatever_a_frame_has(rows, kept):
+    """A frame in tiles has many rows: so many frames as a batch has rows would keep the CPU busy for seconds with old ones."""
+    kit = Kit(Network("m", max_rows=64))
+    kit.add("cuda:0", slots=2)
+    kit.load("cuda:0", [(n, 0.004 + 0.0002 * n) for n in (1, 4, 16, 64)])
+    kit.check("cuda:0")
+    kit.add("cpu")
+    kit.load("cpu", [(n, 0.04 + 0.002 * n) for n in (1, 4, 16)])  # the knee of 16 rows
+    kit.check("cpu")
+    filled, answered = [], 0
+    for n in range(60):
+        kit.admit(rows=rows, sender=Sender("drone", "drone.m"))
+        for fill in kit.all(c.Fill)[len(filled) :]:
+            filled.append(fill.frame)
+            kit.engine.filled(kit.now, fill.frame)
+        if n % 9 == 8:  # a device that holds several batches, and is late
+            kit.done(kit.all(c.Dispatch)[answered], 0.0168)
+            answered += 1
+        kit.wait(0.002)
+    held = [frame for frame in filled if not kit.end(frame)]
+    kit.dies("cuda:0", explained=True)
+    assert len(held) > kept
+    assert [kit.end(frame) for frame in held] == ["superseded"] * (len(held) - kept) + [""] * kept

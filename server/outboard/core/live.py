@@ -34,13 +34,16 @@ class LiveStreams:
             del self._frames[frame.sender.live]
 
     def surplus(self, most: Callable[[str], int]) -> list[Frame]:
-        """Of each stream, those frames that wait decoded beyond the newest `most(network)`: a lost device gives back many at once."""
+        """Of each stream, those that wait decoded behind newer ones of `most(network)` rows: a lost device gives back many at once."""
         found: list[Frame] = []
         for frames in self._frames.values():
             if len(frames) > 1:
-                waiting = [f for f in frames if f.filled and f.queued == f.waiting]
-                if waiting:
-                    found += waiting[: -most(waiting[-1].network)]
+                rows = 0  # of newer ones
+                for f in reversed(frames):
+                    if f.filled and f.queued == f.waiting:
+                        if rows and rows >= most(f.network):
+                            found.append(f)
+                        rows += len(f.queued)
         return found
 
 
