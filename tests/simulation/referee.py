@@ -290,15 +290,16 @@ class Referee:
                     holds = len(queue) < engine._cap(d, network) and now <= engine._hold(now, d, queue, head) + self.scenario.lateness
                     deferred, _ = engine._timers._at.get(("deferred", d.id, network, queue.shape), (0.0, 0))
                     deferred = now <= deferred + self.scenario.lateness  # to a quicker device
-                    idle = d.free_slots() > 0 and not holds and not deferred and not self._waits_for_memory(d)
+                    idle = d.free_slots() > 0 and not holds and not deferred and not self._waits_for_others(d)
                     self._must(not idle, f"{len(queue)} ready rows of {network} wait while {d.id} has {d.free_slots()} free slots")
             if home and not waiting and engine._filling < engine.config.fill_slots:
                 self._nothing_waits_to_be_filled(network)
 
-    def _waits_for_memory(self, d: Device) -> bool:
-        """Rows whose turn it is do not fit beside the batches that run there: others do not overtake them."""
-        queued = {q.network for q in self.engine._queues.values() if len(q) and self.engine._ready(d, q.network)}
-        return any(self.engine._fitting(d, d.networks[n], 1) == 0 for n in queued)
+    def _waits_for_others(self, d: Device) -> bool:
+        """Rows whose turn it is do not fit beside the batches that run there, or gain nothing beside them: others do not overtake them."""
+        engine = self.engine
+        queued = {q.network for q in engine._queues.values() if len(q) and engine._ready(d, q.network)}
+        return any(engine._fitting(d, d.networks[n], 1) == 0 or len(d.running) >= engine._depth(d, n) for n in queued)
 
     def _nothing_waits_to_be_filled(self, network: str) -> None:
         engine = self.engine

@@ -66,6 +66,7 @@ class Costs:
         self._level = 1.0
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._knees: dict[int, int] = {}  # most -> knee; forgotten with each observation
+        self.observations = 0
 
     def expected(self, rows: int) -> float:
         """Seconds that a batch of `rows` takes from a busy device."""
@@ -90,6 +91,7 @@ class Costs:
         before = self.latency(rows) if alone else self.expected(rows)
         if before <= 0:
             return
+        self.observations += 1
         self._recent.append(seconds / before * self._level)
         ratio = min(max(median(self._recent) / self._level, 1 / OUTLIER), OUTLIER)
         self._level *= 1 + LEARNING * (ratio - 1)

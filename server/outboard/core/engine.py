@@ -71,7 +71,7 @@ class EngineConfig:
     load_tries: int = 3  #: so many workers of a device die in succession while they load a network until it is given up there
     ping_every: float = 1.0
     hold: float = 0.5  #: of a row's expected time: how long a busy CPU waits for a batch to grow
-    pipeline_lead: float = 0.05  #: of the running batch's time (and a hand-over, 1 ms at least): so much earlier than needed the next one is sent
+    pipeline_lead: float = 0.05  #: of the running batch's time (and a hand-over, at least 1 ms): how much too early the next one is sent
     live_moment: float = 0.1  #: batches that are decoded ahead for live streams take no longer
     live_lead: float = 2.0  #: of its expected time (and 5 ms): how long before a device can take it a live frame begins to be decoded
     isolation_idle: float = 20.0  #: the disposable worker is ended after this time without suspects
@@ -521,7 +521,8 @@ class Engine:
             return False
         queue, surplus = picked
         if len(device.running) >= self._depth(device, queue.network):
-            return False  # nobody overtakes it, or it might wait for ever
+            self._deferred = True  # one batch more at once gains nothing; nobody overtakes it, or it might wait for ever
+            return False
         entry = device.networks[queue.network]
         cap = self._cap(device, queue.network)
         share = -(-len(queue) // device.free_slots()) if device.parallel else len(queue)

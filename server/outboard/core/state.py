@@ -8,6 +8,7 @@ from typing import Any, Literal
 from outboard.core.costs import Costs
 from outboard.core.device_memory import DeviceMemory, MemoryNeed
 from outboard.core.failback import LossHistory
+from outboard.core.pipeline import HAND_OVER, Pipeline
 
 DeviceState = Literal["starting", "warming", "serving", "standby", "suspect", "lost", "quarantined", "ejected", "off"]
 #: starved: loaded and proved, but not one row fits the device's memory now.
@@ -22,8 +23,9 @@ PATIENCE = 30.0
 #: States in which a device's worker lives and may take batches.
 LIVE = ("warming", "serving", "standby")
 
-#: Batches that an accelerator holds at once: the upload of one under the compute of the other.
-PIPELINE = 2
+#: Batches that an accelerator holds at once at most: the upload of one and the download of another under the compute of a third. How many
+#: it really holds follows from what they cost (core/pipeline.py).
+PIPELINE = 3
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,6 +114,7 @@ class OnDevice:
     cap: int = 0  #: learned from out of memory; 0: none
     patience: float = 0.0  #: seconds from the last out of memory to the next larger try; it doubles
     why: str = ""
+    pipeline: tuple[object, Pipeline] | None = None  #: of an accelerator, and what it was chosen for
 
 
 @dataclass(slots=True)
@@ -137,6 +140,7 @@ class Device:
     heard: float = 0.0  #: when its worker was last heard
     ended: float = 0.0  #: when its last batch did
     failures: int = 0  #: rows in succession that it could not run
+    hand_over: float = HAND_OVER  #: seconds of messages between front and worker for one batch, as observed
     zombies: dict[int, list[Batch]] = field(default_factory=dict)  #: batches of lost generations whose process still lives
 
     @property
