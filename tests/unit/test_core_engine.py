@@ -714,3 +714,15 @@ def test_of_a_live_stream_that_a_lost_device_gives_back_one_batch_of_rows_is_kep
     kit.dies("cuda:0", explained=True)
     assert len(held) > kept
     assert [kit.end(frame) for frame in held] == ["superseded"] * (len(held) - kept) + [""] * kept
+
+
+def test_a_live_frame_takes_the_place_of_an_older_one_also_where_the_work_of_both_would_be_too_much():
+    """Refused as overload, it would leave the older one to be answered (seen with 4K frames in 85 tiles: half of the newest were)."""
+    kit = Kit(Network("m", max_rows=1))
+    kit.add("cpu")
+    kit.load("cpu", [(1, 1.0)])
+    kit.check("cpu")
+    drone = Sender("drone", "drone.m")
+    running, older, newer = (kit.admit(rows=12, allowed=30, sender=drone) for _ in range(3))
+    assert [kit.end(frame) for frame in (running, older, newer)] == ["", "superseded", ""]
+    assert kit.end(kit.admit(rows=12, allowed=30)) == "overloaded"

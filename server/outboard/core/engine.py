@@ -247,8 +247,9 @@ class Engine:
             )
             self._refuse_new(frame, "model_not_ready", f"no device can run the model now ({why})", 1.0)
             return
-        wait = self.estimate(network, rows, fill_cost)
-        if now + wait > deadline:
+        place = sum(older.rows for older in self._live.undecoded(sender.live)) if sender.live else 0
+        # A live frame that takes the place of one that was admitted adds nothing: refused, it would leave the older one to be answered.
+        if place < rows and now + (wait := self.estimate(network, rows, fill_cost)) > deadline:
             late = now + wait - deadline
             detail = (
                 f"the work before it takes about {wait * 1e3:.0f} ms, its deadline is in {(deadline - now) * 1e3:.0f} ms; "

@@ -22,10 +22,13 @@ class LiveStreams:
 
     def enter(self, frame: Frame) -> list[Frame]:
         """Returns the frames whose place it takes."""
-        before = self._frames.setdefault(frame.sender.live, [])
-        replaced = [f for f in before if not f.filling and not f.filled]
-        before.append(frame)
+        replaced = self.undecoded(frame.sender.live)
+        self._frames.setdefault(frame.sender.live, []).append(frame)
         return replaced
+
+    def undecoded(self, live: str) -> list[Frame]:
+        """The stream's frames that have not begun to be decoded: a newer one takes their place."""
+        return [f for f in self._frames.get(live, ()) if not f.filling and not f.filled]
 
     def leave(self, frame: Frame) -> None:
         frames = self._frames[frame.sender.live]
