@@ -31,6 +31,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     help="The field station: frames from a folder, a video, a camera or RTSP to an Outboard server, over a link that fails.",
+    epilog="Example: outboard-station run flight/ --model yolov2_tiny --policy lossless --spool spool/",
 )
 err = Console(stderr=True)
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}

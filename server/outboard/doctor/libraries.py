@@ -36,7 +36,8 @@ MAJORS = Check(
     "torch and ONNX Runtime are built for different major versions of CUDA.",
     "ONNX Runtime takes the CUDA libraries that torch brings; those of another major version do not load, and it falls back to the CPU "
     "without a word.",
-    ("pip install --upgrade 'outboard[server,torch]'   # versions that fit each other: constraints.txt",),
+    # Without a path, --upgrade would fetch the package of this name from PyPI, which is another project.
+    ("pip install --upgrade --constraint constraints.txt '.[server,torch]'   # in a clone of Outboard: versions that fit each other",),
 )
 OLD_DRIVER = Check(
     "driver-too-old",

@@ -17,7 +17,12 @@ from outboard.refusal import refuse
 from outboard.settings import SettingsError
 from outboard.settings import load as load_settings
 
-keys_app = typer.Typer(help="API keys, for a server that others can reach (docs/security.md).", no_args_is_help=True, rich_markup_mode=None)
+keys_app = typer.Typer(
+    help="API keys, for a server that others can reach (docs/security.md).",
+    epilog="Example: outboard keys add station1",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 File = Annotated[
     Path | None, typer.Option("--file", help="The file of keys; default: the setting [http] keys, else keys.json.", show_default=False)
