@@ -85,6 +85,20 @@ async def test_the_labels_are_those_of_dcgm_exporter(runtime: Runtime, monkeypat
     assert [sample.labels for sample in family.samples] == [labels]
 
 
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed (Debian: prometheus)")
+async def test_promtool_minds_nothing_but_how_dcgm_exporter_spells_model_name(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch, {EGPU: CARD, TIGHT_LIPPED: BARE})
+    await discovery.check_driver(runtime)
+
+    def said(text: str) -> set[str]:
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+        return {line.partition(" ")[2] for line in (done.stdout + done.stderr).splitlines() if line}
+
+    text = metrics.exposition().decode()
+    assert said(text) == {"label names should be written in 'snake_case' not 'camelCase'"}
+    assert said(text.replace("modelName=", "model_name=")) == set()
+
+
 async def test_a_card_that_is_lost_has_no_figures_any_more(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(monkeypatch, {EGPU: CARD, TIGHT_LIPPED: BARE})
     await discovery.check_driver(runtime)
