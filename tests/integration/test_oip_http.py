@@ -158,6 +158,22 @@ def test_what_json_has_no_word_for_is_null_and_counted(client: triton.InferenceS
     assert found.get_output("y")["parameters"] == {"non_finite": 3}
 
 
+def test_many_numbers_cross_as_bytes_in_a_fraction_of_their_time_as_text(client: triton.InferenceServerClient) -> None:
+    """H22: 100,000 floats both ways."""
+    x = np.random.default_rng(0).standard_normal((1, 100_000)).astype(np.float32)
+
+    def fastest(binary: bool) -> float:
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            found = client.infer("wide", [tensor("x", x, binary=binary)], outputs=[output("y", binary=binary)])
+            times.append(time.perf_counter() - began)
+            assert found.as_numpy("y").tobytes() == x.tobytes()
+        return min(times)
+
+    assert fastest(binary=True) < fastest(binary=False) / 5
+
+
 def test_nested_lists_are_taken_too(oip: OipServer) -> None:
     nested = one_input(shape=[2, 4], data=[[1, 2, 3, 4], [5, 6, 7, 8]])
     assert post(oip, "/v2/models/same_fp32/infer", json.dumps(nested).encode()).json()["outputs"][0]["data"] == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -534,6 +534,19 @@ def test_events_are_sent_as_they_happen(quick: Server) -> None:
     assert [line for line in found if line.startswith("id")] == ["id: 1", "id: 2"]
 
 
+def test_events_of_a_silent_stream_and_of_the_page_pass_through_a_proxy(tight: Server) -> None:
+    """H18: no proxy holds them back, or takes them for dead."""
+    with talk(tight, "slow", station="silent") as link:
+        hear(link, "hello")
+        with tight.client.stream("GET", "/v1/streams/silent.slow/events") as events:
+            lines = events.iter_lines()
+            told = [next(lines) for _ in range(7)]
+    assert told[0] == "event: state" and told[3::2] == [": still here", ": still here"]
+    with tight.client.stream("GET", "/v1/events") as page:
+        for headers in (events.headers, page.headers):
+            assert headers["x-accel-buffering"] == "no" and "no-cache" in headers["cache-control"]
+
+
 def test_the_newest_picture_with_and_without_what_was_found(quick: Server) -> None:
     with talk(quick, "finder", station="camera") as link:
         hear(link, "hello")

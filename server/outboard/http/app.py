@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from outboard import __version__
 from outboard.devices import discovery
 from outboard.http import dashboard, health, ingest, listings, predict, problems, reference, stream, streams
+from outboard.http.counted import Counted
 from outboard.http.keyed import Keyed
 from outboard.http.origin import OwnPagesOnly
 from outboard.http.traced import Traced
@@ -85,6 +86,8 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
     app.include_router(stream.router(hub))
     app.include_router(streams.router(hub))
 
+    others = Counted(app)
+
     async def outboard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and predict.model_of(scope["path"]):
             await predicting(scope, receive, send)
@@ -93,7 +96,7 @@ def create(settings: Settings, on_ready: Callable[[Runtime, Registry], None] | N
         elif scope["type"] == "http" and rest.matches(scope["path"]):
             await v2(scope, receive, send)
         else:
-            await app(scope, receive, send)
+            await others(scope, receive, send)
 
     keyed = Keyed(outboard, keyring) if keyring is not None else outboard
     return Traced(OwnPagesOnly(keyed, settings), spans, settings.log_requests)

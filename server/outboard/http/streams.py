@@ -14,7 +14,7 @@ from outboard.http.parameters import StreamId
 from outboard.problems import Problem
 from outboard.streams import Hub, Newest, OpenStream
 
-#: Proxies cut a stream of events that is silent for a minute (H18).
+#: Seconds between two signs of life, at most: proxies cut a stream of events that is silent for a minute (H18).
 BEAT_S = 15.0
 BOUNDARY = "frame"
 _LIVE = {"Cache-Control": "no-cache, no-store", "X-Accel-Buffering": "no"}
@@ -86,7 +86,7 @@ async def _events(stream: OpenStream) -> AsyncIterator[bytes]:
     with stream.watched() as viewer:
         yield _event("state", 0, _encode({"type": "state", **stream.where()}))
         while not (viewer.ended and viewer.empty):
-            texts = await viewer.get(BEAT_S)
+            texts = await viewer.get(min(BEAT_S, stream.hub.runtime.settings.streams.heartbeat))
             yield b"".join([_event(*text) for text in texts]) or b": still here\n\n"
     yield _event("end", 0, b"{}")
 
