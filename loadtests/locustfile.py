@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 
-from locust import FastHttpUser, events, task
+from locust import events
+from locust.contrib.fasthttp import ResponseContextManager
 from locust.env import Environment
 
-import arrivals
 import watch
+from arrivals import Caller
 
 _DEVICE = re.compile(rb'"device": ?"([^"]*)"')
 
@@ -24,33 +24,20 @@ _DEVICE = re.compile(rb'"device": ?"([^"]*)"')
 @events.init.add_listener
 def read_photographs(environment: Environment, **_) -> None:
     Photographer.photographs = watch.photographs(environment)
-    if environment.parsed_options.arrivals:
-        Photographer.concurrency = arrivals.MOST
 
 
-class Photographer(FastHttpUser):
+class Photographer(Caller):
     photographs: list[tuple[str, bytes]] = []
-    connection_timeout = 30.0
-    network_timeout = 60.0
 
     def on_start(self) -> None:
         options = self.environment.parsed_options
         self.turn = itertools.cycle(self.photographs)
         self.path = f"/v1/models/{options.model}/predict" + (f"?{options.options}" if options.options else "")
 
-    @task
-    def work(self) -> None:
-        if self.environment.parsed_options.arrivals:
-            arrivals.keep_sending(self, self.predict)
-        else:
-            self.predict()
-
-    def predict(self, due: float | None = None) -> None:
+    def post(self) -> ResponseContextManager:
         kind, photograph = next(self.turn)
-        with self.client.post(self.path, data=photograph, headers={"Content-Type": kind}, name="predict", catch_response=True) as response:
-            if due is not None:
-                response.request_meta["response_time"] = (time.perf_counter() - due) * 1e3
-            if response.status_code != 200:
-                response.failure(f"{response.status_code} {(response.text or '')[:200]}")
-            elif found := _DEVICE.search(response.content or b""):
-                watch.seen(self, found[1].decode())
+        return self.client.post(self.path, data=photograph, headers={"Content-Type": kind}, name="predict", catch_response=True)
+
+    def check(self, response: ResponseContextManager) -> None:
+        if found := _DEVICE.search(response.content or b""):
+            watch.seen(self, found[1].decode())

@@ -123,11 +123,11 @@ class Station(User):
             if options.fps:
                 due += 1 / options.fps
                 gevent.sleep(max(0.0, due - time.perf_counter()))
-            else:
-                due = time.perf_counter()
             while self.books.unsettled >= options.in_flight:
                 self.news.clear()
                 self.news.wait()
+            if not options.fps:
+                due = time.perf_counter()
             captured = frames.now_us() - round((time.perf_counter() - due) * 1e6)
             if options.bundle:
                 data, parts = frames.encoded_bundle(Bundle({f"camera{i}": next(turn) for i in range(options.bundle)}))

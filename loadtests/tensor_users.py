@@ -8,16 +8,15 @@ pictures (BYTES) it gets one of `--images`. `--arrivals` as for images.
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 import numpy as np
-from locust import FastHttpUser, events, task
+from locust import events
+from locust.contrib.fasthttp import ResponseContextManager
 from locust.env import Environment
 from urllib3 import request as http
 
-import arrivals
 import watch
+from arrivals import Caller
 from outboard_client.answers import DTYPES
 
 
@@ -29,9 +28,8 @@ def prepare(environment: Environment, **_) -> None:
         raise SystemExit(f"--model {model}: {host} answers {answer.status}: {answer.data.decode()[:300]}")
     inputs = msgspec.json.decode(answer.data)["inputs"]
     photograph = watch.photographs(environment)[0][1] if any(tensor["datatype"] == "BYTES" for tensor in inputs) else b""
-    Caller.body, Caller.header_length = request_of(inputs, photograph)
-    if environment.parsed_options.arrivals:
-        Caller.concurrency = arrivals.MOST
+    Tensors.body, header_length = request_of(inputs, photograph)
+    Tensors.headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(header_length)}
 
 
 def request_of(inputs: list[dict], photograph: bytes) -> tuple[bytes, int]:
@@ -50,24 +48,10 @@ def request_of(inputs: list[dict], photograph: bytes) -> tuple[bytes, int]:
     return header + b"".join(chunks), len(header)
 
 
-class Caller(FastHttpUser):
+class Tensors(Caller):
     body = b""
-    header_length = 0
-    connection_timeout = 30.0
-    network_timeout = 60.0
+    headers: dict[str, str] = {}
 
-    @task
-    def work(self) -> None:
-        if self.environment.parsed_options.arrivals:
-            arrivals.keep_sending(self, self.infer)
-        else:
-            self.infer()
-
-    def infer(self, due: float | None = None) -> None:
-        headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(self.header_length)}
+    def post(self) -> ResponseContextManager:
         path = f"/v2/models/{self.environment.parsed_options.model}/infer"
-        with self.client.post(path, data=self.body, headers=headers, name="infer", catch_response=True) as response:
-            if due is not None:
-                response.request_meta["response_time"] = (time.perf_counter() - due) * 1e3
-            if response.status_code != 200:
-                response.failure(f"{response.status_code} {(response.text or '')[:200]}")
+        return self.client.post(path, data=self.body, headers=self.headers, name="infer", catch_response=True)

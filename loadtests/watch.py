@@ -41,6 +41,9 @@ def add_arguments(parser) -> None:
     group = parser.add_argument_group("Targets; exit status 1 when one is missed")
     group.add_argument("--min-fps", type=float, default=0, env_var="OUTBOARD_MIN_FPS", help="answers a second")
     group.add_argument("--max-p99-ms", type=float, default=0, env_var="OUTBOARD_MAX_P99_MS", help="latency; of streams, the age of answers")
+    group.add_argument(
+        "--max-p99-turns", type=float, default=0, help="as --max-p99-ms, in turns: a turn is the time between two answers of one user"
+    )
     group.add_argument("--max-dropped", type=float, default=1, help="share of a stream's frames, 0 to 1")
     group.add_argument("--max-links-lost", type=int, default=-1, help="of streams; -1: any")
     group = parser.add_argument_group("An unplug in the middle (simulated devices)")
@@ -134,9 +137,10 @@ class Watch:
         fps = counted / seconds
         p99 = total.get_response_time_percentile(0.99) or 0
         ages = ", ".join(f"p{p:g} {total.get_response_time_percentile(p / 100) or 0:.0f}" for p in (50, 95, 99, 99.9))
+        turn = self.open * 1e3 / max(fps, 1e-9)
         drops, devices, links = ({e.name: e.num_requests for e in self.entries(kind)} for kind in ("DROP", "DEVICE", "LINK"))
         served = (self.frames_answered() - self.began[2]) / (getattr(options, "bundle", 0) or 1)  # the server counts each part
-        print(f"\nfps: {fps:.1f} ({counted} answers in {seconds:.1f} s)")
+        print(f"\nfps: {fps:.1f} ({counted} answers in {seconds:.1f} s); a turn of one of {self.open} users: {turn:.0f} ms")
         print(f"{'age' if self.entries('STREAM') else 'latency'}, ms: {ages}")
         for title, counts in (("dropped", drops), ("device changes", devices), ("links lost", links)):
             if counts:
@@ -156,6 +160,8 @@ class Watch:
             missed.append(f"{fps:.1f} fps, wanted at least {options.min_fps:g}")
         if options.max_p99_ms and p99 > options.max_p99_ms:
             missed.append(f"p99 {p99:.0f} ms, wanted at most {options.max_p99_ms:g}")
+        if options.max_p99_turns and p99 > options.max_p99_turns * turn:
+            missed.append(f"p99 {p99:.0f} ms, wanted at most {options.max_p99_turns:g} turns of {turn:.0f} ms")
         frames = counted + sum(drops.values())
         if sum(drops.values()) > options.max_dropped * frames:
             missed.append(f"{sum(drops.values())} of {frames} frames dropped, wanted at most {options.max_dropped:.1%}")
