@@ -1,8 +1,8 @@
-# The server (EXTRAS=server,torch, 7 GB) or the load generator (EXTRAS=load, small), by the build argument.
+# The server (EXTRAS=server,torch,otel, 7 GB) or the load generator (EXTRAS=load, small), by the build argument.
 #   docker build -t outboard .
 FROM python:3.11-slim
 
-ARG EXTRAS=server,torch
+ARG EXTRAS=server,torch,otel
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
 # torch.compile builds its CPU kernels with g++ and its CUDA launchers with gcc.
