@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from outboard.core import commands as c
 from outboard.core.engine import ISOLATION, Engine
 from outboard.core.memory import PAGE
-from outboard.core.state import LIVE, Device
+from outboard.core.state import LIVE, Device, Frame
 from outboard.problems import PROBLEMS
 from simulation.scenario import Arrival, ModelSpec, Scenario
 
@@ -290,16 +290,23 @@ class Referee:
                     holds = len(queue) < engine._cap(d, network) and now <= engine._hold(now, d, queue, head) + self.scenario.lateness
                     deferred, _ = engine._timers._at.get(("deferred", d.id, network, queue.shape), (0.0, 0))
                     deferred = now <= deferred + self.scenario.lateness  # to a quicker device
-                    idle = d.free_slots() > 0 and not holds and not deferred and not self._waits_for_others(d)
+                    waits = deferred or self._waits_for_others(now, d, head)
+                    idle = d.free_slots() > 0 and not holds and not waits
                     self._must(not idle, f"{len(queue)} ready rows of {network} wait while {d.id} has {d.free_slots()} free slots")
             if home and not waiting and engine._filling < engine.config.fill_slots:
                 self._nothing_waits_to_be_filled(network)
 
-    def _waits_for_others(self, d: Device) -> bool:
-        """Rows whose turn it is do not fit beside the batches that run there, or gain nothing beside them: others do not overtake them."""
+    def _waits_for_others(self, now: float, d: Device, head: Frame) -> bool:
+        """Rows whose turn it is do not fit beside the batches that run there, gain nothing beside them, or are taken just in time: others
+        do not overtake them."""
         engine = self.engine
-        queued = {q.network for q in engine._queues.values() if len(q) and engine._ready(d, q.network)}
-        return any(engine._fitting(d, d.networks[n], 1) == 0 or len(d.running) >= engine._depth(d, n) for n in queued)
+        queues = [q for q in engine._queues.values() if len(q) and engine._ready(d, q.network)]
+        if any(engine._fitting(d, d.networks[q.network], 1) == 0 or not engine._has_place(now, d, q) for q in queues):
+            return True
+        if not d.running or d.parallel:
+            return False
+        earlier = [(q, first) for q in queues if (first := q.head()) is not None and first.due < head.due]
+        return any(len(q) < engine._cap(d, q.network) and now <= engine._hold(now, d, q, f) + self.scenario.lateness for q, f in earlier)
 
     def _nothing_waits_to_be_filled(self, network: str) -> None:
         engine = self.engine

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 
@@ -17,6 +18,7 @@ from engine_kit import Kit
 from outboard.core import commands as c
 from outboard.core import link, measuring
 from outboard.core.costs import BatchCost, batch_sizes
+from outboard.core.pipeline import HAND_OVER, Pipeline
 from outboard.core.state import PIPELINE, Network
 from outboard.worker import measure
 
@@ -49,20 +51,29 @@ class Truth:
     def alone(self, rows: int) -> float:
         return self.link.upload(rows * self.row_bytes) + self.compute(rows) + self.link.download(rows * self.answer_bytes)
 
-    def interval(self, rows: int) -> float:
-        """From one batch's end to the next one's, with `PIPELINE` of them under way."""
+    def interval(self, rows: int, depth: int = PIPELINE, hand_over: float = 0.0) -> float:
+        """From one batch's end to the next one's, with `depth` of them under way."""
         up, down = self.link.upload(rows * self.row_bytes), self.link.download(rows * self.answer_bytes)
-        return max(up, self.compute(rows), down, self.alone(rows) / PIPELINE)
+        return max(up, self.compute(rows), down, (self.alone(rows) + hand_over) / depth)
+
+    def rate(self, rows: int, depth: int) -> float:
+        """Rows a second of a server, which hands batches over, too."""
+        return rows / self.interval(rows, depth, HAND_OVER)
+
+    def fits(self, rows: int, depth: int) -> bool:
+        return depth * self.memory(rows) <= self.free - HEADROOM
 
     def memory(self, rows: int) -> int:
         return self.memory_batch + rows * self.memory_row
 
-    def best(self) -> float:
-        """Rows a second of the best batch that fits the memory and answers in time: every size tried."""
+    def best(self, depths: Iterable[int], allowed: float = inf) -> float:
+        """Rows a second of the best batches that fit the memory and answer in `allowed` seconds: every size tried, and every number of them
+        at once of `depths`."""
         return max(
-            rows / self.interval(rows)
+            self.rate(rows, depth)
             for rows in range(1, self.max_rows + 1)
-            if self.memory(rows) <= self.free - HEADROOM and self.alone(rows) * (1 + TOLERANCE) <= self.deadline
+            for depth in depths
+            if self.fits(rows, depth) and self.alone(rows) * (1 + TOLERANCE) <= allowed
         )
 
 
@@ -140,15 +151,15 @@ def measured_costs(rng: random.Random, t: Truth, budget: float) -> list[BatchCos
     return [BatchCost(rows, seconds, times[rows], 0.0, t.memory(rows)) for rows, seconds in taken]
 
 
-def chosen(t: Truth, costs: list[BatchCost]) -> int:
-    """Rows of the batch that the engine sends when as many wait as any batch may hold."""
+def chosen(t: Truth, costs: list[BatchCost]) -> tuple[int, Pipeline]:
+    """Rows of the batch that the engine sends when as many wait as any batch may hold, and the pipeline that it keeps full."""
     kit = Kit(Network("m", max_rows=t.max_rows), headroom=HEADROOM, slab_bytes=1 << 30)
     kit.add("gpu:0", slots=PIPELINE)
     kit.load("gpu:0", costs)  # type: ignore[arg-type]
     kit.engine.device_memory(kit.now, "gpu:0", kit.generation("gpu:0"), t.total, t.free)
     kit.frame(rows=t.max_rows, allowed=t.deadline)  # the card has not proved itself yet, so they wait
     kit.check("gpu:0")
-    return len(kit.all(c.Dispatch)[0].offsets)
+    return len(kit.all(c.Dispatch)[0].offsets), kit.engine._pipeline(kit.engine.devices["gpu:0"], "m")
 
 
 def errors(seed: int, budget: float) -> dict[str, float]:
@@ -156,8 +167,10 @@ def errors(seed: int, budget: float) -> dict[str, float]:
     rng = random.Random(seed)
     t = truth(rng)
     got, costs = measured_link(rng, t), measured_costs(rng, t, budget)
-    batch = chosen(t, costs)
-    assert t.memory(batch) <= t.free - HEADROOM, f"device {seed}: {batch} rows do not fit: {t}"
+    batch, full = chosen(t, costs)
+    assert t.fits(full.rows, full.depth), f"device {seed}: {full} does not fit: {t}"
+    most = max(full.depth, min(PIPELINE, full.depth * full.rows // batch))  # of smaller batches more at once
+    depth = next(depth for depth in range(most, 0, -1) if t.fits(batch, depth))
 
     def off(*pairs: tuple[float, float]) -> float:
         return max(abs(a / b - 1) for a, b in pairs)
@@ -169,7 +182,8 @@ def errors(seed: int, budget: float) -> dict[str, float]:
         ),
         "compute": off(*((cost.seconds, t.interval(cost.rows)) for cost in costs), *((cost.alone, t.alone(cost.rows)) for cost in costs)),
         "memory": off(*((cost.memory, t.memory(cost.rows)) for cost in costs)),
-        "batch": max(0.0, 1 - batch / t.interval(batch) / t.best()),
+        "pipeline": max(0.0, 1 - t.rate(full.rows, full.depth) / t.best(range(1, PIPELINE + 1))),
+        "batch": max(0.0, 1 - t.rate(batch, depth) / t.best([depth], t.deadline)),
     }
 
 

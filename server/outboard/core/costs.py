@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
@@ -44,6 +44,13 @@ def batch_sizes(most: int) -> list[int]:
     while sizes[-1] < most:
         sizes.append(min(2 * sizes[-1], most))
     return sizes
+
+
+def knee(rates: Iterable[tuple[int, float]]) -> int:
+    """Of (rows, rows a second), smaller batches first, the smallest that is close to the best; 1 of none."""
+    known = list(rates)
+    best = max((rate for _, rate in known), default=0.0)
+    return next((rows for rows, rate in known if rate >= best * (1 - KNEE_TOLERANCE)), 1)
 
 
 class Costs:
@@ -111,15 +118,13 @@ class Costs:
         """The smallest batch of those measured and `most`, and at most that large, whose throughput is close to the best of them."""
         if (known := self._knees.get(most)) is not None:
             return known
-        sizes = [n for n in self._rows if n <= most]
-        if most < self._rows[-1] and most not in sizes:
-            sizes.append(most)
-        rates = [(n, n / s) for n in sizes if (s := self._between(self._seconds, n)) > 0]
-        if not rates:
-            return 1
-        best = max(rate for _, rate in rates)
-        knee = self._knees[most] = next(n for n, rate in rates if rate >= best * (1 - KNEE_TOLERANCE))
-        return knee
+        found = self._knees[most] = knee((n, n / s) for n in self.sizes(most) if (s := self._between(self._seconds, n)) > 0)
+        return found
+
+    def sizes(self, most: int) -> list[int]:
+        """Rows of the batches that were measured, and `most`, as far as they are at most that large."""
+        found = [n for n in self._rows if n <= most]
+        return [*found, most] if most < self._rows[-1] and most not in found else found
 
     def largest_within(self, seconds: float, most: int) -> int:
         """The largest batch of at most `most` rows whose answers are there within `seconds`; 0: none is."""

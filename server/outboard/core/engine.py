@@ -521,7 +521,7 @@ class Engine:
         if picked is None:
             return False
         queue, surplus = picked
-        if len(device.running) >= self._depth(device, queue.network):
+        if not self._has_place(now, device, queue):
             self._deferred = True  # one batch more at once gains nothing; nobody overtakes it, or it might wait for ever
             return False
         entry = device.networks[queue.network]
@@ -554,9 +554,12 @@ class Engine:
         return min(rows, len(queue))
 
     def _pick(self, now: float, device: Device) -> tuple[ReadyQueue, int] | None:
-        """Of the queues that this device may serve, the one whose head has the earliest deadline, and how many of its rows are for it."""
+        """Of the queues that this device may serve, the one whose head has the earliest deadline, and how many of its rows are for it.
+
+        Rows that a pipeline will take just in time are not overtaken: before full batches of another network that time would never come.
+        """
         best: tuple[ReadyQueue, int] | None = None
-        best_due = 0.0
+        best_due = in_time_due = inf
         for queue in self._queues.values():
             if not len(queue) or not self._ready(device, queue.network):
                 continue
@@ -567,9 +570,14 @@ class Engine:
             assert head is not None
             if len(queue) < self._cap(device, queue.network) and now < (until := self._hold(now, device, queue, head)):
                 self._timers.set(("hold", device.id, queue.network, queue.shape), until)
+                if device.running and not device.parallel:
+                    in_time_due = min(in_time_due, head.due)
                 continue
             if best is None or head.due < best_due:
                 best, best_due = (queue, surplus), head.due
+        if best_due > in_time_due:
+            self._deferred = self._deferred or best is not None  # another device may take those that it would overtake
+            return None
         return best
 
     def _surplus(self, now: float, device: Device, queue: ReadyQueue) -> int:
@@ -678,6 +686,18 @@ class Engine:
             most = min(most, entry.cap)
         return min(most, entry.fixed_rows) if entry.fixed_rows > 1 else most  # padding costs the same however few rows there are
 
+    def _has_place(self, now: float, device: Device, queue: ReadyQueue) -> bool:
+        """Whether one more batch at once pays: the pipeline is not full, neither by its batches nor, where they are small, by its rows."""
+        costs, head = device.networks[queue.network].costs, queue.head()
+        if device.parallel or costs is None or head is None:
+            return device.free_slots() > 0
+        full = self._pipeline(device, queue.network)
+        if len(device.running) < full.depth:
+            return True
+        under_way = sum(len(b.rows) for b in device.running.values())
+        in_time = costs.largest_within(head.deadline - now - device.ahead(now), full.rows) or full.rows
+        return device.free_slots() > 0 and under_way + min(len(queue), in_time) <= full.depth * full.rows
+
     def _depth(self, device: Device, network: str) -> int:
         """Batches of the network that the device holds at once."""
         known = device.networks[network].costs is not None and not device.parallel
@@ -695,17 +715,14 @@ class Engine:
         assert costs is not None
         most = self._most_rows(network, entry)
         free = device.memory.for_batches() if need is not None and device.memory.total else inf
-        follows_from = most, free, costs.observations, device.hand_over, device.slots
+        follows_from = most, free, costs.observations // pipeline.EVERY, device.slots
         if entry.pipeline is not None and entry.pipeline[0] == follows_from:
             return entry.pipeline[1]
 
-        def rows(depth: int) -> int:
-            fits = most if need is None or free == inf else need.rows(free / depth, most)
-            if entry.fixed_rows > 1:
-                return most if depth == 1 or fits == most else 0
-            return costs.knee(max(fits, 1)) if depth == 1 or fits else 0
+        def fits(depth: int) -> int:
+            return most if need is None or free == inf else need.rows(free / depth, most)
 
-        chosen = pipeline.choose(costs, device.slots, device.hand_over, rows)
+        chosen = pipeline.choose(costs, device.slots, device.hand_over, fits, most if entry.fixed_rows > 1 else 0)
         entry.pipeline = follows_from, chosen
         return chosen
 
