@@ -21,10 +21,9 @@ from outboard import resources, tasks
 from outboard.core import commands as c
 from outboard.core.engine import ISOLATION, Engine, EngineConfig
 from outboard.core.failback import FailbackPolicy
-from outboard.core.state import ANYBODY, Batch, Network, Sender, Shape
+from outboard.core.state import ANYBODY, Batch, Layout, Network, Sender, Shape
 from outboard.devices import presence, probe, protocol
 from outboard.devices.figures import Figures
-from outboard.devices.rows import row_bytes as bytes_of_row
 from outboard.devices.simulated import EXIT_UNPLUGGED, FAULTS, LASTING_FAULTS, PHASED_FAULTS, PHASES, memory_taken
 from outboard.devices.slab import Slab
 from outboard.devices.supervisor import Supervisor, Worker
@@ -81,8 +80,16 @@ class _Ticket:
     infer: float = 0.0
     problem: Problem | None = None
     row_bytes: int = 0  #: of a tensor model; 0: its rows are uint8 `shape`
+    layout: Layout | None = None  #: None: rows lie side by side
     trace: tracing.Trace | None = None  #: of the request; None: nobody wants to know
     filled_at: float = 0.0  #: with a trace
+
+    @property
+    def memory(self) -> tuple[int, ...]:
+        """The shape, in bytes, of the slab's part that its rows lie in."""
+        if self.layout is not None:
+            return (self.layout.nbytes,)
+        return (len(self.rows), self.row_bytes) if self.row_bytes else (len(self.rows), *self.shape)
 
 
 @dataclass(slots=True)
@@ -328,16 +335,19 @@ class Runtime:
         kind: str = "",
         body: bytes | memoryview | None = None,
         row_bytes: int = 0,
+        layout: Layout | None = None,
         sender: Sender = ANYBODY,
     ) -> asyncio.Future[Outcome]:
         """One frame of `rows` rows. `fill` runs in a decode thread (on the loop for a few `row_bytes`) with a writable uint8 view
-        [rows, *shape] of the slab, or [rows, row_bytes] of a tensor model's, whose `shape` are its slots; it may
-        raise Problem. Cancel the future when the client has left. The future raises Problem."""
+        [rows, *shape] of the slab, [layout.nbytes] where there is a layout, or [rows, row_bytes] of a tensor model's, whose `shape` are
+        its slots; it may raise Problem. Cancel the future when the client has left. The future raises Problem."""
         self.supervisor.poll()
         self._frames += 1
         frame = self._frames
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        ticket = _Ticket(network, shape, fill, future, body, [{}] * rows, self.now(), row_bytes=row_bytes, trace=tracing.CURRENT.get())
+        ticket = _Ticket(
+            network, shape, fill, future, body, [{}] * rows, self.now(), row_bytes=row_bytes, layout=layout, trace=tracing.CURRENT.get()
+        )
         self._tickets[frame] = ticket
         future.add_done_callback(lambda done: self._left(frame) if done.cancelled() else None)
         digest = _digest(body) if self.engine.poison and body is not None else b""
@@ -351,6 +361,7 @@ class Runtime:
             fill_cost=self.fill_costs.expected(kind, len(body)) if body is not None else 0.0,
             digest=digest,
             row_bytes=row_bytes,
+            layout=layout,
             sender=sender,
         )
         self._act()
@@ -372,10 +383,9 @@ class Runtime:
         began = time.perf_counter()
         problem: Problem | None = None
         result: Any = None
-        rows = len(ticket.rows)
         try:
             if not ticket.future.done():
-                result = ticket.fill(self.slab.view(offset, (rows, ticket.row_bytes) if ticket.row_bytes else (rows, *ticket.shape)))
+                result = ticket.fill(self.slab.view(offset, ticket.memory))
         except Problem as e:
             problem = e
         except Exception as e:
@@ -405,6 +415,7 @@ class Runtime:
                 if batch is not None:
                     self._answers = self._read(worker, message, batch.network, len(batch.rows))
                     if self.devices[device].kind in ("gpu", "sim"):
+                        metrics.link(device, "h2d", message.uploaded)
                         metrics.link(device, "d2h", sum(a.nbytes for row in self._answers if isinstance(row, dict) for a in row.values()))
                     self._seconds = message.seconds
                     self.networks[batch.network].statistics.executed(len(batch.rows), message.seconds)
@@ -516,8 +527,6 @@ class Runtime:
                     freed, worker.freed = worker.freed, []
                     self.supervisor.send(worker, _run(command, key, version, freed))
                     metrics.batch(command.device, key, len(command.offsets))
-                    if self.devices[command.device].kind in ("gpu", "sim"):
-                        metrics.link(command.device, "h2d", bytes_of_row(command.shape) * len(command.offsets))
             case c.Fill():
                 ticket = self._tickets.get(command.frame)
                 if ticket is None:
@@ -722,9 +731,8 @@ async def all_of(work: Sequence[asyncio.Future[T]]) -> list[T]:
 
 def _run(command: c.Dispatch, key: str, version: str, freed: list[int]) -> protocol.Run:
     slots = isinstance(command.shape[0], protocol.Slot)
-    return protocol.Run(
-        command.batch, key, version, () if slots else command.shape, command.offsets, freed, command.shape if slots else ()
-    )
+    shape, inputs = ((), command.shape) if slots else (command.shape, ())
+    return protocol.Run(command.batch, key, version, shape, command.offsets, freed, inputs, command.pictures)
 
 
 def _split(member: Member, outputs: dict[str, np.ndarray], n: int) -> list[dict[str, np.ndarray]]:

@@ -1,6 +1,7 @@
 """Detection in a large picture cut into tiles: one frame of the engine with a row for each, merged into one answer.
 
-Rows of several pictures batch together, whatever their sizes: a tile is as large as any other row of the network.
+Rows of several pictures batch together, whatever their sizes: a tile is as large as any other row of the network. Where a tile is a part of
+the decoded picture as it is, the picture is written once and the device cuts; where tiles are resized, the host writes each of them.
 """
 
 from __future__ import annotations
@@ -39,15 +40,20 @@ async def detect(
     given = spec.networks[""].input
     plan = tiles.plan(header.width, header.height, given, tiling, runtime.settings.limits.tiles)
 
-    def fill(rows: np.ndarray) -> list[tiles.View]:
+    layout = tiles.layout(plan, header, given)
+
+    def fill(memory: np.ndarray) -> list[tiles.View]:
         pixels = decode(body, header, min_size=tiles.decode_size(plan, header, given), background=given.background)
-        return tiles.cut(plan, pixels, header, given, rows)
+        if layout is not None:
+            return tiles.lay(plan, layout, pixels, header, given, memory)
+        return tiles.cut(plan, pixels, header, given, memory)
 
     width, height = given.size
     kind = f"{header.format} in tiles"  # decoded in full and cut: a cost of its own
     outcome = await runtime.submit(
-        version.ids[""], (height, width, 3), fill, deadline=deadline, rows=plan.rows, kind=kind, body=body, sender=sender
-    )
+        version.ids[""], (height, width, 3), fill,
+        deadline=deadline, rows=plan.rows, layout=layout, kind=kind, body=body, sender=sender,
+    )  # fmt: skip
     runtime.fill_costs.observe(kind, len(body), outcome.decode)
 
     def content() -> dict[str, Any]:

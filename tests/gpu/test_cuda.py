@@ -12,6 +12,7 @@ import pytest
 
 import onnx_graphs as graphs
 import tensor_graphs as tensors
+from integration import test_worker_pictures as pictures_of_a_worker
 from integration.tensorkit import outputs
 from integration.workerkit import WorkerKit
 from outboard.devices.protocol import Loaded, Ping, Pong
@@ -108,3 +109,9 @@ def test_tensors_of_several_dtypes_and_strings_reach_the_gpu(worker: WorkerKit, 
     half = worker.load(tensors.write(tmp_path, "half", tensors.same("FP16")))
     x = np.array([[1.5, np.inf, -0.0, 7]], np.float16)
     assert outputs(worker, half, x)["y"].tobytes() == x.tobytes()
+
+
+def test_tiles_are_cut_on_the_gpu_out_of_lines_that_crossed_the_link_once(worker: WorkerKit, tmp_path: Path) -> None:
+    uploaded = pictures_of_a_worker.compare(worker, graphs.folder(tmp_path, graphs.convolution()))
+    pitch, row = pictures_of_a_worker.PITCH, pictures_of_a_worker.ROW
+    assert uploaded == [2 * 9 * pitch + row, 2 * 1 * pitch + row, 5 * row]

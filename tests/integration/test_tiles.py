@@ -103,6 +103,24 @@ def test_many_pictures_in_tiles_at_once_are_answered_each_by_its_own(server: Ser
             assert got == [truth]
 
 
+def test_a_picture_crosses_the_link_once_however_many_tiles_it_has_and_survives_the_loss_of_its_device(tmp_path: Path) -> None:
+    graphs.write_model(tmp_path, "small", graphs.every_block((320, 320)), graphs.toml("detection", "end2end", (320, 320)))
+    truth = [(310, 310, 330, 330), (1500, 1200, 1530, 1230)]
+    body = png(blocks((1920, 1440), *truth))
+    with serving(tmp_path, "--device", "sim:thunderbolt4,compute=2+1") as server:
+        server.until(lambda: server.device("sim:0")["state"] == "serving", what="the simulated device serves")
+        answer = server.predict("small", body, tile="auto").json()
+        assert (answer["device"], answer["tiles"]["count"], boxes_of(answer)) == ("sim:0", 48, truth)
+        crossed = re.search(r'^outboard_link_bytes_total\{device="sim:0",direction="h2d"\} (\S+)', server.client.get("/metrics").text, re.M)
+        assert float(crossed[1]) == 1920 * 1440 * 3 + 320 * 320 * 3 < 0.65 * 49 * 320 * 320 * 3
+        server.client.post("/v1/devices/sim:0/fault", json={"fault": "unplug", "phase": "uploading"})
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            answers = [response.json() for response in pool.map(lambda _: server.predict("small", body, tile="auto"), range(6))]
+        assert [boxes_of(answer) for answer in answers] == 6 * [truth]
+        assert server.device("sim:0")["losses"] == 1 and {answer["device"] for answer in answers} >= {"cpu"}
+        server.until(lambda: "outboard_frame_memory_bytes 0.0" in server.client.get("/metrics").text, what="the frame memory is given back")
+
+
 def test_the_best_are_chosen_after_the_tiles_are_merged(server: Server) -> None:
     body = png(blocks((1300, 700), (10, 10, 20, 20), (310, 310, 330, 330), (1200, 600, 1230, 630)))
     answer = server.predict("small", body, tile="auto", whole="0", top_k="2").json()

@@ -15,6 +15,7 @@ import numpy as np
 
 from outboard import repository
 from outboard.core.memory import Allocator
+from outboard.core.state import Picture
 from outboard.devices import protocol
 from outboard.devices.protocol import Done, Failed, Hello, Load, Loaded, LoadFailed, Run, Start, Stop
 from outboard.devices.slab import Slab, view
@@ -93,9 +94,9 @@ class WorkerKit:
             offsets.append(offset)
         return offsets
 
-    def submit(self, loaded: Loaded, shape: Sequence[int], offsets: Sequence[int]) -> int:
+    def submit(self, loaded: Loaded, shape: Sequence[int], offsets: Sequence[int], pictures: tuple[Picture, ...] = ()) -> int:
         self.batches += 1
-        self.send(Run(self.batches, loaded.model, loaded.version, tuple(shape), list(offsets), self.freed))
+        self.send(Run(self.batches, loaded.model, loaded.version, tuple(shape), list(offsets), self.freed, pictures=pictures))
         self.freed = []
         return self.batches
 

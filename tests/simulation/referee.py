@@ -142,8 +142,7 @@ class Referee:
 
     def _fill(self, command: c.Fill) -> None:
         f = self.frames[command.frame]
-        h, w, channels = f.arrival.shape
-        length = -(-f.arrival.rows * h * w * channels // PAGE) * PAGE
+        length = -(-f.arrival.nbytes // PAGE) * PAGE
         start, stop = command.offset, command.offset + length
         self._must(not f.end and f.stretch is None, f"frame {command.frame} is filled after its end, or twice")
         self._must(0 <= start and stop <= self.engine.memory.size, f"frame {command.frame} lies outside of the slab: {start}..{stop}")
@@ -164,6 +163,9 @@ class Referee:
         state = self.engine.devices[command.device].state
         self._must(state in LIVE, f"{name}: the device is {state}")
         rows = [self._row_at(offset) for offset in command.offsets]
+        pictures = {p.id: (p.offset, p.nbytes, p.pitch) for p in command.pictures}
+        laid = {f.arrival.frame: (f.stretch[0], f.arrival.layout.picture, f.arrival.layout.pitch) for f, _ in rows if f.arrival.layout}
+        self._must(pictures == laid, f"{name}: its rows are said to be cut out of {pictures}, and are of {laid}")
         model = self.models[command.network]
         learned, until = proof.caps.get(command.network, (model.max_rows, 0.0))
         cap = 1 if command.device == ISOLATION else min(model.max_rows, learned) if now < until else model.max_rows
@@ -195,10 +197,10 @@ class Referee:
         for frame, (start, length) in self.held.items():
             if start <= offset < start + length:
                 f = self.frames[frame]
-                h, w, channels = f.arrival.shape
-                row, rest = divmod(offset - start, h * w * channels)
-                self._must(rest == 0 and row < f.arrival.rows, f"offset {offset} is not the start of a row of frame {frame}")
-                return f, row
+                layout, row_bytes = f.arrival.layout, f.arrival.row_bytes
+                starts = list(layout.starts) if layout else [row * row_bytes for row in range(f.arrival.rows)]
+                self._must(offset - start in starts, f"offset {offset} is not the start of a row of frame {frame}")
+                return f, starts.index(offset - start)
         raise Violation(f"offset {offset} is in nobody's memory")
 
     def _row_done(self, now: float, command: c.RowDone) -> None:
@@ -234,8 +236,7 @@ class Referee:
             "client_left": arrival.leaves is not None,
             "inference_failed": self.isolation_deaths >= self.engine.config.isolation_tries,
             "shutting_down": False,
-            "memory_full": self.memory_was_short
-            or arrival.rows * arrival.shape[0] * arrival.shape[1] * arrival.shape[2] > self.engine.memory.size,
+            "memory_full": self.memory_was_short or arrival.nbytes > self.engine.memory.size,
             "overloaded": self.open > 1 or arrival.allowed < GENEROUS,
             "deadline_missed": now >= f.deadline or self.open > 1 or arrival.allowed < GENEROUS,  # given up for others, or in vain
             "superseded": slug != "superseded" or self._newer_waits(arrival),
@@ -312,7 +313,7 @@ class Referee:
         engine = self.engine
         undecoded = [f for f in engine.frames.values() if not f.finished and not f.filled and not f.filling]
         largest = max((length for _, length in engine.memory._free), default=0)
-        fits = all(-(-f.rows * f.row_bytes // PAGE) * PAGE <= largest for f in undecoded)
+        fits = all(-(-f.nbytes // PAGE) * PAGE <= largest for f in undecoded)
         # A live frame is decoded when a device is about to take it, not before.
         early = bool(engine.networks[network].decoded) or any(d.running for d in engine._home(network))
         mine = [f.id for f in undecoded if f.network == network and not (early and f.sender.live)]

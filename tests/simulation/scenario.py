@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outboard.core.engine import ISOLATION
-from outboard.core.state import ANYBODY, Sender
+from outboard.core.state import ANYBODY, Layout, Sender
 
 SHAPES = [(64, 64, 3), (32, 48, 3), (64, 64, 1), (16, 200, 3)]
 
@@ -54,6 +54,25 @@ class Arrival:
     flaw: str = ""  #: "" | undecodable | bad_input | poison
     leaves: float | None = None
     digest: bytes = b""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of every other frame of several rows: all but the last are cut out of one picture that is twice as wide as they are."""
+        if self.rows == 1 or self.frame % 2:
+            return None
+        h, w, channels = self.shape
+        pitch = 2 * w * channels
+        picture = (h + self.rows - 2) * pitch
+        starts = [i * pitch + (i % 2) * w * channels for i in range(self.rows - 1)]
+        return Layout(picture + h * w * channels, picture, pitch, (*starts, picture))
+
+    @property
+    def row_bytes(self) -> int:
+        return self.shape[0] * self.shape[1] * self.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes if self.layout else self.rows * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True)

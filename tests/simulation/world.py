@@ -157,6 +157,7 @@ class World:
             deadline=self.now + a.allowed,
             fill_cost=a.fill_cost,
             digest=a.digest if self.engine.poison else b"",
+            layout=a.layout,
             sender=self.scenario.sender(a),
         )
         self._act("admit", a.frame)

@@ -8,7 +8,7 @@ from engine_kit import COSTS, SHAPE, Kit
 from outboard.core import commands as c
 from outboard.core.engine import ISOLATION
 from outboard.core.failback import FailbackPolicy
-from outboard.core.state import Network, Sender
+from outboard.core.state import Layout, Network, Picture, Sender
 
 ROW = SHAPE[0] * SHAPE[1] * SHAPE[2]
 
@@ -34,6 +34,35 @@ def test_a_frame_is_filled_dispatched_and_answered() -> None:
     assert [(r.row, r.index, r.last) for r in kit.all(c.RowDone)] == [(0, 0, False), (1, 1, True)]
     assert kit.engine.frames == {} and kit.engine.memory.used == 0
     assert kit.end(frame) == "answered by cpu"
+
+
+def test_rows_that_are_cut_out_of_a_picture_take_its_memory_once_and_find_it_on_any_device() -> None:
+    kit = ready("cpu", "gpu:0")
+    layout = Layout(nbytes=6000, picture=5000, pitch=100, starts=(0, 7, 2000, 5000))
+    first = kit.frame(rows=4, layout=layout)
+    offset = kit.engine.frames[first].offset
+    assert kit.engine.memory.used == 8192, "whole pages"
+    batch = kit.last(c.Dispatch)
+    assert (batch.device, batch.offsets) == ("gpu:0", [offset + start for start in layout.starts])
+    assert batch.pictures == (Picture(first, offset, 5000, 100),)
+    kit.dies("gpu:0", explained=True)
+    again = kit.last(c.Dispatch)
+    assert (again.device, again.offsets, again.pictures) == ("cpu", batch.offsets, batch.pictures)
+    kit.done()
+    assert kit.end(first) == "answered by cpu" and kit.engine.memory.used == 0
+
+
+def test_a_batch_names_the_picture_of_each_of_its_frames_once() -> None:
+    kit = ready("cpu", "gpu:0")
+    kit.frame()
+    frames = [
+        kit.frame(rows=2, layout=Layout(5768, 5000, 100, (0, 5000))),
+        kit.frame(),
+        kit.frame(rows=2, layout=Layout(5000, 5000, 100, (0, 9))),
+    ]
+    kit.done()
+    batch = kit.last(c.Dispatch)
+    assert len(batch.offsets) == 5 and [p.id for p in batch.pictures] == [frames[0], frames[2]]
 
 
 def test_an_idle_device_waits_for_nobody_and_a_busy_one_gathers_a_batch() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import graphs
 from integration.pictures import encoded, turned
+from outboard.core.state import Picture
 from outboard.http.options import parse
 from outboard.imaging import tiles
 from outboard.imaging.decode import decode
@@ -25,6 +26,7 @@ from outboard.repository import Input
 from outboard.tasks.merge import CANDIDATES, merge
 from outboard.tasks.nms import nms
 from outboard.tasks.results import Detections
+from outboard.worker import pictures
 
 SQUARE = Input(size=(640, 640))
 FRAME = (3850, 2170)
@@ -178,6 +180,80 @@ def test_the_rest_of_a_row_is_background_where_the_picture_is_lower_than_a_tile(
     rows, views, _ = rows_of(encoded(pixels, "PNG"), Input(size=(320, 320), background=(1, 2, 3)), Tiling(whole=False))
     assert len(rows) == 4 and all(view.geometry.pad_y == 110 for view in views)
     assert (rows[:, :110] == (1, 2, 3)).all() and (rows[:, 110:210] == 200).all() and (rows[:, 210:] == (1, 2, 3)).all()
+
+
+# ---- cut on the device
+
+
+def photograph(width: int, height: int) -> np.ndarray:
+    small = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
+    return cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+@pytest.mark.parametrize(("kind", "tile", "color"), [("PNG", 320, "RGB"), ("JPEG", 0, "BGR"), ("JPEG", 640, "RGB"), ("JPEG", 1280, "BGR")])
+@pytest.mark.parametrize("whole", [True, False])
+def test_rows_that_the_device_cuts_are_byte_for_byte_those_that_the_host_would(kind, tile, color, whole, orientation):
+    """Also of a JPEG that the decoder shrinks by 2 and 4 for tiles twice and four times as wide as the network's input."""
+    data = turned(photograph(2560, 1920), orientation, kind)
+    input, tiling = Input(size=(320, 320), color=color), Tiling(size=tile, whole=whole)
+    rows, views, header = rows_of(data, input, tiling)
+    cut = plan(header.width, header.height, input, tiling, 200)
+    layout = tiles.layout(cut, header, input)
+    memory = np.full(layout.nbytes, 99, np.uint8)
+    laid = tiles.lay(cut, layout, decode(data, header, min_size=tiles.decode_size(cut, header, input)), header, input, memory)
+    assert laid == views
+    picture = [Picture(1, 0, layout.picture, layout.pitch)]
+    for row, start in zip(rows, layout.starts, strict=True):
+        np.testing.assert_array_equal(pictures.cut(memory, start, row.shape, picture), row)
+
+
+def test_a_4k_frame_takes_two_thirds_of_the_memory_that_its_tiles_would():
+    cut = plan(3840, 2160, SQUARE, Tiling(), 128)
+    layout = tiles.layout(cut, Header("jpeg", 3840, 2160), SQUARE)
+    assert layout.nbytes == 3840 * 2160 * 3 + 640 * 640 * 3
+    assert layout.nbytes < 0.65 * cut.rows * 640 * 640 * 3
+
+
+@pytest.mark.parametrize(
+    ("header", "tiling"),
+    [
+        (Header("png", 3840, 2160), Tiling(size=1280)),  # a PNG is decoded whole
+        (Header("jpeg", 3840, 2160), Tiling(size=500)),
+        (Header("jpeg", 3840, 2160), Tiling(size=1000)),
+        (Header("jpeg", 3840, 300), Tiling()),  # lower than a tile
+        (Header("jpeg", 640, 640), Tiling()),  # not cut at all
+    ],
+)
+def test_the_host_cuts_where_tiles_are_resized(header, tiling):
+    assert tiles.layout(plan(header.width, header.height, SQUARE, tiling, 128), header, SQUARE) is None
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    width=st.integers(641, 5000),
+    height=st.integers(641, 5000),
+    orientation=st.integers(1, 8),
+    format=st.sampled_from(["jpeg", "png"]),
+    scale=st.integers(1, 9),
+    overlap=st.floats(0, 0.9),
+)
+def test_every_row_of_a_layout_lies_inside_its_picture_and_takes_no_more_memory_than_apart(
+    width, height, orientation, format, scale, overlap
+):
+    header = Header(format, width, height, orientation)
+    tiling = Tiling(size=640 * scale, overlap=overlap)
+    try:
+        cut = plan(header.width, header.height, SQUARE, tiling, 200)
+    except Problem:
+        return
+    layout = tiles.layout(cut, header, SQUARE)
+    if layout is None:
+        return
+    assert layout.nbytes <= cut.rows * 640 * 640 * 3
+    for start in layout.starts[: len(cut.origins)]:
+        line, at = divmod(start, layout.pitch)
+        assert at + 3 * 640 <= layout.pitch and (line + 640) * layout.pitch <= layout.picture
 
 
 # ---- objects on borders

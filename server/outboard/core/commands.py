@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outboard.core.state import Shape
+from outboard.core.state import Picture, Shape
 
 
 @dataclass(slots=True, frozen=True)
 class Fill:
-    """Decode this frame now: write its `rows` rows of `row_bytes` to the slab from `offset` on, then call `filled`."""
+    """Decode this frame now: write its rows to the slab from `offset` on, side by side or as its layout says, then call `filled`."""
 
     frame: int
     offset: int
@@ -17,7 +17,8 @@ class Fill:
 
 @dataclass(slots=True, frozen=True)
 class Dispatch:
-    """Send a batch to a device's worker. `offsets` are slab offsets of the rows, in batch order."""
+    """Send a batch to a device's worker. `offsets` are slab offsets of the rows, in batch order; those inside one of `pictures` are cut
+    out of it."""
 
     device: str
     generation: int
@@ -25,6 +26,7 @@ class Dispatch:
     network: str
     shape: Shape
     offsets: list[int]
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

@@ -17,7 +17,7 @@ its device is *suspect*: its rows are queued again and the first answer wins. Wh
 queued again, the worker is killed and nobody waits for it.
 
 Memory. A frame's rows are slab bytes from `Fill` until the frame is finished *and* no process that may still read them lives:
-batches of a lost generation hold them until `worker_gone`.
+batches of a lost generation hold them until `worker_gone`. Rows lie side by side, or are cut out of one picture (`Layout`) by the device.
 
 Turns. Within a network stations take turns (`core/fair.py`), for a decode thread and for a device. Of a live stream the newest frame wins:
 it takes the place of one that has not begun to be decoded, and is decoded when a device is about to be free (`core/live.py`).
@@ -48,7 +48,7 @@ from outboard.core.live import LiveStreams, most_rows, room
 from outboard.core.memory import Allocator, OutOfSlab
 from outboard.core.pipeline import Pipeline
 from outboard.core.ready import ReadyQueue
-from outboard.core.state import ANYBODY, LIVE, Batch, Device, Frame, Network, OnDevice, Sender, Shape
+from outboard.core.state import ANYBODY, LIVE, Batch, Device, Frame, Layout, Network, OnDevice, Sender, Shape
 from outboard.core.timers import Timers
 
 ISOLATION = "isolation"
@@ -209,13 +209,14 @@ class Engine:
         fill_cost: float = 0.0,
         digest: bytes = b"",
         row_bytes: int = 0,
+        layout: Layout | None = None,
         sender: Sender = ANYBODY,
     ) -> None:
         """Take a frame in, or refuse it before any work is spent on it.
 
-        `shape` is what its rows must share with others of a batch, `row_bytes` their size (0: uint8 pixels of `shape`); `deadline`
-        absolute, `inf`: none; `fill_cost` the expected seconds of a
-        decode thread; `digest` names the submitted bytes (only needed while `poison` is not empty).
+        `shape` is what its rows must share with others of a batch, `row_bytes` their size (0: uint8 pixels of `shape`), `layout` how they
+        lie in its memory (None: side by side); `deadline` absolute, `inf`: none; `fill_cost` the expected seconds of a decode thread;
+        `digest` names the submitted bytes (only needed while `poison` is not empty).
         """
         assert frame not in self.frames, frame
         entry = self.networks[network]
@@ -234,10 +235,11 @@ class Engine:
             seq=self._seq,
             fill_cost=fill_cost,
             sender=sender,
+            layout=layout,
             waiting=set(range(rows)),
         )
-        if rows * f.row_bytes > self.memory.size:
-            need = f"{rows * f.row_bytes} bytes of frame memory are needed, the server has {self.memory.size} in all"
+        if f.nbytes > self.memory.size:
+            need = f"{f.nbytes} bytes of frame memory are needed, the server has {self.memory.size} in all"
             self._refuse_new(frame, "memory_full", need + "; raise [limits] frame_memory", None)
             return
         if not self._may_ever_run(network):
@@ -432,7 +434,7 @@ class Engine:
                 self._give_up(now, f)
                 continue
             try:
-                f.offset = self.memory.alloc(f.rows * f.row_bytes)
+                f.offset = self.memory.alloc(f.nbytes)
             except OutOfSlab:
                 return  # whoever is first gets the next free memory: nobody small may starve it
             queue.pop(turn)
@@ -667,8 +669,9 @@ class Engine:
         elif device.kind == ISOLATION:
             limit = 20 * batch.expected + self.config.cpu_hang
         self._timers.set(("overdue", batch.id, device.id), now + limit)
-        offsets = [f.offset + row * f.row_bytes for f, row in rows]
-        self.commands.append(c.Dispatch(device.id, device.generation, batch.id, network, shape, offsets))
+        pictures = tuple({f.id: p for f, _ in rows if (p := f.picture()) is not None}.values())
+        offsets = [f.place(row) for f, row in rows]
+        self.commands.append(c.Dispatch(device.id, device.generation, batch.id, network, shape, offsets, pictures))
 
     def _cap(self, device: Device, network: str) -> int:
         """Rows of one batch: the knee, bounded by the model, by a frozen batch axis and by what memory taught."""

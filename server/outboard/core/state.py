@@ -40,6 +40,28 @@ class Sender:
 ANYBODY = Sender()
 
 
+@dataclass(slots=True, frozen=True)
+class Layout:
+    """Rows that are cut out of one picture where they are used. It lies once at the start of their frame's memory, and rows that are no
+    part of it, such as the whole picture in small, lie behind it one by one. Sizes in bytes."""
+
+    nbytes: int  #: of the frame's memory
+    picture: int  #: of the picture
+    pitch: int  #: from one of its lines to the next
+    starts: tuple[int, ...]  #: of each row, from the start of the frame's memory; those below `picture` are cut out of it
+
+
+@dataclass(slots=True, frozen=True)
+class Picture:
+    """A picture in the slab that rows of a batch are cut out of. `id` names its pixels for ever: a device that has them needs no other
+    copy. Sizes in bytes."""
+
+    id: int
+    offset: int
+    nbytes: int
+    pitch: int
+
+
 @dataclass(slots=True)
 class Network:
     """One loadable network in one version. `id` is opaque to the engine: the driver makes it of key and version."""
@@ -63,12 +85,13 @@ class Frame:
     network: str
     shape: Shape
     rows: int
-    row_bytes: int  #: allocated for each row
+    row_bytes: int  #: of each row, where they lie side by side
     arrived: float
     deadline: float
     seq: int
     fill_cost: float  #: expected seconds of a decode thread
     sender: Sender = ANYBODY
+    layout: Layout | None = None  #: None: rows lie side by side
     ready: float = 0.0  #: when its rows were filled
     offset: int = -1  #: of its rows in the slab, -1 while it has none
     filling: bool = False
@@ -85,6 +108,19 @@ class Frame:
     def due(self) -> float:
         """What it is ordered by among others."""
         return min(self.deadline, self.arrived + PATIENCE)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the slab."""
+        return self.layout.nbytes if self.layout else self.rows * self.row_bytes
+
+    def place(self, row: int) -> int:
+        """Where the row begins in the slab."""
+        return self.offset + (self.layout.starts[row] if self.layout else row * self.row_bytes)
+
+    def picture(self) -> Picture | None:
+        """What rows of it are cut out of; None: they lie whole."""
+        return Picture(self.id, self.offset, self.layout.picture, self.layout.pitch) if self.layout else None
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ import msgspec
 
 from outboard.core.costs import BatchCost
 from outboard.core.link import Link
+from outboard.core.state import Picture
 
 VERSION = 1
 
@@ -74,8 +75,9 @@ class Unload(msgspec.Struct, tag="unload", frozen=True):
 
 
 class Run(msgspec.Struct, tag="run", frozen=True):
-    """Run a batch. Each row is uint8, `shape` = (height, width, 3), C order, at `rows[i]` bytes into the slab; for a tensor model
-    each row holds `inputs` and `shape` is empty."""
+    """Run a batch. Each row is uint8, `shape` = (height, width, 3), C order, at `rows[i]` bytes into the slab. A row that begins inside one
+    of `pictures` is cut out of it: from one of its lines to the next are the picture's `pitch` bytes. For a tensor model each row holds
+    `inputs` and `shape` is empty."""
 
     batch: int
     model: str
@@ -84,6 +86,7 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     rows: list[int]
     freed: list[int]  #: batches whose answers the front has copied out
     inputs: tuple[Slot, ...] = ()
+    pictures: tuple[Picture, ...] = ()
 
 
 class Ping(msgspec.Struct, tag="ping", frozen=True):
@@ -153,6 +156,7 @@ class Done(msgspec.Struct, tag="done", frozen=True):
     seconds: float  #: from taking the batch up to having its answer
     own: float  #: those of them in which the batch before it had ended: what a pipeline needs for one batch more
     provider: str = ""
+    uploaded: int = 0  #: bytes that crossed the link for it
 
 
 #: Failed.kind: "input" (the model refuses the rows: nobody's fault but theirs), "oom", "sticky" (the device's context is

@@ -41,11 +41,6 @@ def lay_out(inputs: Sequence[tuple[str, str, tuple[int, ...], int]]) -> tuple[tu
     return tuple(slots), max(at, 1)
 
 
-def row_bytes(shape: Sequence[Any]) -> int:
-    """Bytes of a row: of uint8 pixels [height, width, channels], or of slots."""
-    return sum(slot.nbytes for slot in shape) if isinstance(shape[0], Slot) else prod(shape)
-
-
 def room_for(nbytes: int) -> int:
     """The place that a row gets for `nbytes` of packed strings: the next power of two."""
     return max(ALIGN, 1 << (nbytes - 1).bit_length()) if nbytes else ALIGN

@@ -66,6 +66,12 @@ def decode(
     return turn(pixels) if turn else pixels
 
 
+def decoded_size(header: Header, min_size: tuple[int, int] | None) -> tuple[int, int]:
+    """(width, height) of the picture that `decode` gives."""
+    factor = _shrink(header, min_size[::-1] if min_size and header.orientation >= 5 else min_size) if header.format == "jpeg" else 1
+    return -(-header.width // factor), -(-header.height // factor)
+
+
 def _damaged(header: Header, why: str) -> Problem:
     return Problem("image_truncated", f"The {header.format.upper()} ends too early or is damaged ({why}); send the whole file.")
 

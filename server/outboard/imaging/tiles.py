@@ -17,7 +17,9 @@ import cv2
 import msgspec
 import numpy as np
 
+from outboard.core.state import Layout
 from outboard.imaging import fit
+from outboard.imaging.decode import decoded_size
 from outboard.imaging.geometry import Geometry
 from outboard.imaging.header import Header
 from outboard.problems import Problem
@@ -129,27 +131,78 @@ def decode_size(plan: Plan, header: Header, input: Input) -> tuple[int, int] | N
     return max(whole[0], ceil(header.width * scale)), max(whole[1], ceil(header.height * scale))
 
 
+def layout(plan: Plan, header: Header, input: Input) -> Layout | None:
+    """How the decoded picture lies in frame memory so that the device cuts it: where a tile has as many of its pixels as the network's
+    input. None: the host cuts, as each tile is resized. Never more bytes than the rows of `cut`: these have every overlap twice."""
+    width, height = decoded_size(header, decode_size(plan, header, input))
+    shrunk = _shrunk(header, width, height)
+    places = [_place(plan, origin, shrunk, width, height) for origin in plan.origins]
+    if not places or any((wide, high) != input.size for _, _, wide, high in places):
+        return None
+    pitch, row = 3 * width, 3 * input.size[0] * input.size[1]
+    starts = [top * pitch + 3 * left for left, top, _, _ in places]
+    whole = [pitch * height] if plan.whole else []
+    return Layout(pitch * height + len(whole) * row, pitch * height, pitch, tuple(starts + whole))
+
+
+def lay(plan: Plan, layout: Layout, pixels: np.ndarray, header: Header, input: Input, memory: np.ndarray) -> list[View]:
+    """Write the picture into `memory` (uint8 [layout.nbytes]), and the whole of it in small behind it; say what each row shows.
+
+    The rows are, byte for byte, those of `cut`."""
+    picture = memory[: layout.picture].reshape(-1, layout.pitch // 3, 3)
+    height, width, _ = picture.shape
+    shrunk = _shrunk(header, width, height)
+    views = []
+    for origin in plan.origins:
+        left, top, wide, high = _place(plan, origin, shrunk, width, height)
+        views.append(_view(left, top, wide, high, shrunk, header, (wide, high), (0, 0)))
+    if plan.whole:
+        small = memory[layout.picture :].reshape(input.size[1], input.size[0], 3)
+        views.append(View(0, 0, fit.fit(pixels, header, input, small)))
+    fit.resize(pixels, picture)  # which copies, unless a damaged file's second decoder has shrunk it by another factor
+    if input.color == "BGR":
+        cv2.cvtColor(picture, cv2.COLOR_RGB2BGR, dst=picture)
+    return views
+
+
 def cut(plan: Plan, pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> list[View]:
     """Write each of the plan's rows into `out` (uint8 [plan.rows, height, width, 3] of the network's input), and say what it shows.
 
     `pixels` uint8 RGB [h, w, 3] is the upright picture, perhaps shrunk by the decoder.
     """
     assert len(out) == plan.rows, f"{len(out)} rows for a plan of {plan.rows}"
-    shrunk = max(1, round(header.width / pixels.shape[1]), round(header.height / pixels.shape[0]))
+    shrunk = _shrunk(header, pixels.shape[1], pixels.shape[0])
     views = [_tile(plan, origin, shrunk, pixels, header, input, row) for origin, row in zip(plan.origins, out, strict=False)]
     if plan.whole:
         views.append(View(0, 0, fit.fit(pixels, header, input, out[-1])))
     return views
 
 
-def _tile(plan: Plan, origin: tuple[int, int], shrunk: int, pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> View:
-    """One tile, whatever `input.fit` says: it has the network's aspect ratio, unless the picture is narrower or lower than a tile.
+def _shrunk(header: Header, width: int, height: int) -> int:
+    """By how much the decoder has shrunk the picture to `width` x `height`."""
+    return max(1, round(header.width / width), round(header.height / height))
+
+
+def _place(plan: Plan, origin: tuple[int, int], shrunk: int, width: int, height: int) -> tuple[int, int, int, int]:
+    """(left, top, width, height) of a tile in the decoded picture of `width` x `height` pixels.
 
     In a picture that the decoder has shrunk by 2, 4 or 8 a tile begins at one of its pixels and has the same number of them as all others.
     """
-    height, width = (min(ceil(length / shrunk), there) for length, there in zip((plan.height, plan.width), pixels.shape, strict=False))
-    left = min(origin[0] // shrunk, pixels.shape[1] - width)
-    top = min(origin[1] // shrunk, pixels.shape[0] - height)
+    wide, high = min(ceil(plan.width / shrunk), width), min(ceil(plan.height / shrunk), height)
+    return min(origin[0] // shrunk, width - wide), min(origin[1] // shrunk, height - high), wide, high
+
+
+def _view(left: int, top: int, width: int, height: int, shrunk: int, header: Header, size: tuple[int, int], pad: tuple[int, int]) -> View:
+    """What a row shows in which `size` pixels beside a `pad` are a tile: `left`, `top`, `width` and `height` in the decoded picture."""
+    shown_width = min(width * shrunk, header.width - left * shrunk)
+    shown_height = min(height * shrunk, header.height - top * shrunk)
+    scales = size[0] / (width * shrunk), size[1] / (height * shrunk)
+    return View(left * shrunk, top * shrunk, Geometry(shown_width, shown_height, *scales, *pad))
+
+
+def _tile(plan: Plan, origin: tuple[int, int], shrunk: int, pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> View:
+    """One tile, whatever `input.fit` says: it has the network's aspect ratio, unless the picture is narrower or lower than a tile."""
+    left, top, width, height = _place(plan, origin, shrunk, pixels.shape[1], pixels.shape[0])
     scale = min(out.shape[1] / width, out.shape[0] / height)
     wide, high = (max(1, min(most, round(length * scale))) for length, most in ((width, out.shape[1]), (height, out.shape[0])))
     x, y = (out.shape[1] - wide) // 2, (out.shape[0] - high) // 2
@@ -158,6 +211,4 @@ def _tile(plan: Plan, origin: tuple[int, int], shrunk: int, pixels: np.ndarray, 
     fit.resize(pixels[top : top + height, left : left + width], out[y : y + high, x : x + wide])
     if input.color == "BGR":
         cv2.cvtColor(out, cv2.COLOR_RGB2BGR, dst=out)
-    shown_width = min(width * shrunk, header.width - left * shrunk)
-    shown_height = min(height * shrunk, header.height - top * shrunk)
-    return View(left * shrunk, top * shrunk, Geometry(shown_width, shown_height, wide / (width * shrunk), high / (height * shrunk), x, y))
+    return _view(left, top, width, height, shrunk, header, (wide, high), (x, y))

@@ -17,10 +17,11 @@ import numpy as np
 from cuda.bindings import runtime as cudart
 
 from outboard.core import link
+from outboard.core.state import Picture
 from outboard.devices import slab
 from outboard.devices.protocol import Slot
 from outboard.devices.rows import BFLOAT16, BYTES, aligned
-from outboard.worker import nvml
+from outboard.worker import nvml, pictures
 from outboard.worker.devices import Device
 from outboard.worker.slots import gather as gather_on_host
 
@@ -31,6 +32,7 @@ PIN_CHUNK = 64 * MIB
 
 _TO_DEVICE = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
 _TO_HOST = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
+_WITHIN = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
 
 
 def call(result: tuple[Any, ...]) -> Any:
@@ -148,6 +150,11 @@ class CudaDevice(Device):
         self.memory_total = call_pair(cudart.cudaMemGetInfo())[1]
         self._slab: PinnedSlab | None = None
         self._slot = _Slot()
+        self._pictures = pictures.Kept(
+            int(self.memory_total * pictures.SHARE),
+            lambda nbytes: int(call(cudart.cudaMalloc(nbytes))),
+            lambda pointer: call(cudart.cudaFree(pointer)),
+        )
         self.driver = f"CUDA {call(cudart.cudaRuntimeGetVersion())}, driver {call(cudart.cudaDriverGetVersion())}"
         self._memory_before = self.memory_free()
         self.link = LinkProbe.measure()
@@ -166,15 +173,48 @@ class CudaDevice(Device):
     def attach(self, memory: np.ndarray) -> None:
         self._slab = PinnedSlab(memory)
 
-    def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> DeviceArray:
+    def gather(
+        self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int, cut_from: Sequence[Picture] = ()
+    ) -> DeviceArray:
         nbytes = int(np.prod(shape, dtype=np.int64))
         slot = self._slot
         target = slot.on_device(total * nbytes)
-        self._copy(memory, [(target + i * nbytes, offset) for i, offset in enumerate(rows)], nbytes)
+        if cut_from:
+            self._gather_cut(memory, rows, shape, target, cut_from)
+        else:
+            self._copy(memory, [(target + i * nbytes, offset) for i, offset in enumerate(rows)], nbytes)
         if total > len(rows):
             call(cudart.cudaMemsetAsync(target + len(rows) * nbytes, 0, (total - len(rows)) * nbytes, slot.stream))
         call(cudart.cudaStreamSynchronize(slot.stream))  # the runtimes work on streams of their own
         return DeviceArray(target, (total, *shape))
+
+    def _gather_cut(
+        self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], target: int, cut_from: Sequence[Picture]
+    ) -> None:
+        """Lines of pictures cross the link once and are cut on the device; where there is no room for a picture, its rows cross by
+        themselves."""
+        nbytes = int(np.prod(shape, dtype=np.int64))
+        with self._pictures as kept:
+            for picture, cuts in pictures.grouped(rows, cut_from).items():
+                views = {i: pictures.cut(memory, offset, shape, cut_from) for i, offset in cuts.items()}  # raises where one lies outside
+                if picture is None:
+                    self._copy(memory, [(target + i * nbytes, offset) for i, offset in cuts.items()], nbytes)
+                    continue
+
+                def upload(buffer: int, first: int, count: int, picture: Picture = picture) -> None:
+                    at = first * picture.pitch
+                    self._copy(memory, [(buffer + at, picture.offset + at)], count * picture.pitch)
+
+                buffer = kept.bring(picture, list(cuts.values()), shape[0], upload)
+                if buffer is None:
+                    self._copy_through_host([(target + i * nbytes, view) for i, view in views.items()])
+                    continue
+                width = shape[1] * shape[2]
+                for i, offset in cuts.items():
+                    source = buffer + offset - picture.offset
+                    at, stream = target + i * nbytes, self._slot.stream
+                    call(cudart.cudaMemcpy2DAsync(at, width, source, picture.pitch, width, shape[0], _WITHIN, stream))
+            call(cudart.cudaStreamSynchronize(self._slot.stream))  # before another batch drops a picture
 
     def gather_slots(self, memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot]) -> list[Any]:
         n = len(rows)
@@ -199,7 +239,7 @@ class CudaDevice(Device):
         if not nbytes:
             return
         slot = self._slot
-        views = [slab.view(memory, offset, (nbytes,), "uint8") for _, offset in copies]  # raises where one lies outside
+        views = [(at, slab.view(memory, offset, (nbytes,), "uint8")) for at, offset in copies]  # raises where one lies outside
         pinned = self._slab if self._slab is not None and memory is self._slab.memory else None
         sources = [pinned.pieces(offset, nbytes) for _, offset in copies] if pinned is not None else []
         if pinned is not None and pinned.usable:
@@ -207,13 +247,19 @@ class CudaDevice(Device):
                 for address, length in pieces:
                     call(cudart.cudaMemcpyAsync(at, address, length, _TO_DEVICE, slot.stream))
                     at += length
+            self.uploaded.nbytes += len(copies) * nbytes
             return
-        host = slot.on_host(len(views) * nbytes)
-        for i, view in enumerate(views):
-            host.array[i * nbytes : (i + 1) * nbytes] = view
-        for i, (at, _) in enumerate(copies):
+        self._copy_through_host(views)
+
+    def _copy_through_host(self, copies: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Copy arrays of one size, (address on the device, array), through a pinned buffer."""
+        slot, nbytes = self._slot, copies[0][1].nbytes
+        host = slot.on_host(len(copies) * nbytes)
+        for i, (at, array) in enumerate(copies):
+            host.array[i * nbytes : (i + 1) * nbytes].reshape(array.shape)[...] = array
             call(cudart.cudaMemcpyAsync(at, host.pointer + i * nbytes, nbytes, _TO_DEVICE, slot.stream))
         call(cudart.cudaStreamSynchronize(slot.stream))  # the buffer is used again for the next input
+        self.uploaded.nbytes += len(copies) * nbytes
 
 def call_pair(result: tuple[Any, ...]) -> tuple[int, int]:
     """As `call`, for calls with two results."""

@@ -1,7 +1,7 @@
 """The device that a worker serves: its name, its memory, its link, and how rows get from the slab to it.
 
-`gather` is the one place where pixels leave the slab. It gives what both backends take as a batch: on the CPU an array (a view of the
-slab where the rows lie side by side, so nothing is copied), on a GPU memory of the device.
+`gather` is the one place where pixels leave the slab, and where they cross the link. It gives what both backends take as a batch: on the
+CPU an array (a view of the slab where the rows lie side by side, so nothing is copied), on a GPU memory of the device.
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ import numpy as np
 
 from outboard import resources
 from outboard.core.link import Link
+from outboard.core.state import Picture
 from outboard.devices import slab
 from outboard.devices.protocol import Slot
+from outboard.worker import pictures
 from outboard.worker.environment import is_gpu
 from outboard.worker.slots import adjacent, gather
+
+
+class Crossed(threading.local):
+    """Bytes that the calling thread's batch has sent over the link."""
+
+    nbytes = 0
 
 
 class Device:
@@ -39,6 +47,7 @@ class Device:
         self.h2d_bytes_per_s = 0.0  #: 0 where there is no link
         self.d2h_bytes_per_s = 0.0
         self.power_limit_w = 0.0  #: watts, 0 where unknown
+        self.uploaded = Crossed()
 
     @property
     def identity(self) -> str:
@@ -68,8 +77,9 @@ class Device:
     def attach(self, memory: np.ndarray) -> None:
         """The slab is `memory`: a device may pin it."""
 
-    def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> Any:
-        """Rows of `shape` at byte offsets `rows` of `memory` as one uint8 batch of `total` rows, the surplus black.
+    def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int, cut_from: Sequence[Picture] = ()) -> Any:
+        """Rows of `shape` at byte offsets `rows` of `memory` as one uint8 batch of `total` rows, the surplus black. Those that begin inside
+        one of the pictures `cut_from` are cut out of it.
 
         The batch is valid until the calling thread's next `gather`. Raises ValueError for a row outside the memory.
         """
@@ -83,9 +93,6 @@ class Device:
     def batch(self) -> AbstractContextManager[None]:
         """Around each batch that the front has asked for, its answer's way back included."""
         return nullcontext()
-
-    def upload(self, nbytes: int) -> None:
-        """Called before a batch's rows are gathered; a modelled link spends its time here."""
 
     def run(self, compute: Callable[[], Any], rows: int, row_bytes: int) -> Any:
         """What `compute()` gives for a gathered batch; a modelled device adds its own memory and time."""
@@ -127,13 +134,15 @@ class CpuDevice(Device):
     def identity(self) -> str:
         return f"{cpu_name()}, {resources.cores()} cores"
 
-    def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> np.ndarray:
+    def gather(
+        self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int, cut_from: Sequence[Picture] = ()
+    ) -> np.ndarray:
         nbytes = int(np.prod(shape, dtype=np.int64))
-        if total == len(rows) and adjacent(rows, nbytes):
+        if total == len(rows) and not cut_from and adjacent(rows, nbytes):
             return slab.view(memory, rows[0], (total, *shape), "uint8")
         batch = self._staging.array(total * nbytes).reshape(total, *shape)
         for i, offset in enumerate(rows):
-            batch[i] = slab.view(memory, offset, shape, "uint8")
+            batch[i] = pictures.cut(memory, offset, shape, cut_from)
         batch[len(rows) :] = 0
         return batch
 

@@ -131,10 +131,11 @@ class Worker:
             network = self._networks.get((run.model, run.version))
             if network is None:
                 raise LookupError(f"{run.model} {run.version} is not loaded here")
-            outputs = network.run(self._slab, run.rows, run.inputs or run.shape)
+            self._device.uploaded.nbytes = 0
+            outputs = network.run(self._slab, run.rows, run.inputs or run.shape, run.pictures)
             self._device.download(sum(array.nbytes for array in outputs.values()))
             tensors = self._answers.put(run.batch, outputs)
-            return Done(run.batch, tensors, *self._took(began), network.backend.provider)
+            return Done(run.batch, tensors, *self._took(began), network.backend.provider, self._device.uploaded.nbytes)
         except Exception as e:
             self._took(began)
             kind = classify(e)

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from outboard.core import link
+from outboard.core.state import Picture
 from outboard.devices.protocol import Slot
 from outboard.devices.simulated import EXIT_UNPLUGGED, LATENCY, SimSpec, memory_taken, parse
+from outboard.worker import pictures
 from outboard.worker.devices import CpuDevice
 
 #: Modelled working memory of a row: its float32 input held this many times over (input, output and workspace of the widest layer).
@@ -56,6 +58,9 @@ class SimulatedDevice(CpuDevice):
         self._wires = {"h2d": threading.Lock(), "d2h": threading.Lock()}  # copies in one direction take turns, the two do not share
         self._grown_from, self._peak = 0, 0
         self._engine = threading.Lock()  # one processor: batches take turns
+        self._pictures = pictures.Kept(
+            int(self.sim.vram * pictures.SHARE), self._reserve_picture, lambda nbytes: self.release(nbytes, "picture")
+        )
         self._never = threading.Event()
         for fault, phase in self.sim.faults:
             self.fault(fault, phase)
@@ -96,6 +101,10 @@ class SimulatedDevice(CpuDevice):
             if what == "batch":
                 self._held -= nbytes
 
+    def _reserve_picture(self, nbytes: int) -> int:
+        self.reserve(nbytes, "picture")
+        return nbytes
+
     def load(self, nbytes: int) -> None:
         self.reserve(nbytes, "weights")
 
@@ -114,9 +123,10 @@ class SimulatedDevice(CpuDevice):
 
     # ---- link and compute
 
-    def upload(self, nbytes: int) -> None:
+    def _upload(self, nbytes: int) -> None:
         self._enter("uploading" if self._serving.now else "warming")
         self._copy("h2d", nbytes)
+        self.uploaded.nbytes += nbytes
 
     def download(self, nbytes: int) -> None:
         self._enter("returning")
@@ -139,11 +149,23 @@ class SimulatedDevice(CpuDevice):
             up, down = pool.map(lambda direction: self._timed_copy(direction, nbytes), ("h2d", "d2h"))
         return up, down
 
-    def gather(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int) -> np.ndarray:
+    def gather(
+        self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int, cut_from: Sequence[Picture] = ()
+    ) -> np.ndarray:
+        crossing = 0
+        with self._pictures as kept:
+            for picture, cuts in pictures.grouped(rows, cut_from).items():
+                lines: list[int] = []
+                if picture and kept.bring(picture, [*cuts.values()], shape[0], lambda _, first, count, to=lines: to.append(count)):
+                    crossing += sum(lines) * picture.pitch
+                else:
+                    crossing += len(cuts) * int(np.prod(shape, dtype=np.int64))
+            self._upload(crossing)
         self._play()
-        return super().gather(memory, rows, shape, total)
+        return super().gather(memory, rows, shape, total, cut_from)
 
     def gather_slots(self, memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot]) -> list[Any]:
+        self._upload(len(rows) * sum(slot.nbytes for slot in slots))
         self._play()
         return super().gather_slots(memory, rows, slots)
 

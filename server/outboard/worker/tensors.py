@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from outboard.core.state import Picture
 from outboard.devices.protocol import Slot
 from outboard.repository import ModelSpec
 from outboard.worker.devices import Device
@@ -56,13 +57,12 @@ class TensorNetwork(LoadedNetwork):
         if slots:
             raise InputRefused(f"{self.network.key}: there is no input {next(iter(slots))!r}")
 
-    def _run_piece(self, memory: np.ndarray, rows: Sequence[int], shape: Sequence[Any]) -> list[np.ndarray]:
+    def _run_piece(self, memory: np.ndarray, rows: Sequence[int], shape: Sequence[Any], cut_from: Sequence[Picture]) -> list[np.ndarray]:
         n = len(rows)
         total = max(self.fixed_rows, n)
         slots: dict[str, Slot] = {slot.name: slot for slot in shape}
         ordered = [slots[name] for name, _, _ in self.backend.inputs]
         row_bytes = sum(slot.nbytes for slot in ordered)
-        self.device.upload(total * row_bytes)
         # A row of zeros may be what a network cannot compute: the last row stands in for those that only fill a frozen batch.
         batch = self.device.gather_slots(memory, [*rows, *[rows[-1]] * (total - n)], ordered)
         if self.whole:
