@@ -9,14 +9,16 @@ from math import inf
 import pytest
 
 from outboard.devices.simulated import LINKS
+from outboard.imaging.tiles import Tiling
 from outboard.plan import arrivals, roofline
 from outboard.plan.cards import CARDS, find
 from outboard.plan.cure import cures
 from outboard.plan.drive import Arrival, play
-from outboard.plan.host import DecodeCost
+from outboard.plan.host import DecodeCost, row_bytes
 from outboard.plan.machine import Host, link
 from outboard.plan.predict import Curve, Demand, Estimate, Setup, plan, predict, quantile
 from outboard.plan.workload import Layer, Workload
+from outboard.repository import Input
 
 HOST = Host(cores=8, decode_threads=9, receive=0.0005, receive_byte=0.0, respond=0.0005)
 SIZE = (1920, 1080)
@@ -245,6 +247,13 @@ def test_a_model_that_does_not_fit_the_card_says_so() -> None:
     assert predict(halved).holds
     texts = cures(plan(dataclasses.replace(halved, card=Estimate(huge, find("RTX 3060"), "fp32"))), nothing_smaller, None)
     assert "half precision" in texts[0]
+
+
+def test_tiles_that_the_device_cuts_take_their_picture_s_bytes_and_others_their_own() -> None:
+    network = Input(size=(640, 640))
+    assert row_bytes(3840, 2160, network, None, 128) == 640 * 640 * 3
+    assert 33 * row_bytes(3840, 2160, network, Tiling(), 128) == 3840 * 2160 * 3 + 640 * 640 * 3
+    assert row_bytes(3840, 2160, network, Tiling(size=1000), 128) == 640 * 640 * 3
 
 
 def test_quantiles_are_values_that_occurred() -> None:

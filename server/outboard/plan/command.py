@@ -134,7 +134,7 @@ def plan(
         card=card.card,
         host=host(cores),
         shape=(given.size[1], given.size[0], 3),
-        row_bytes=given.size[0] * given.size[1] * 3,
+        row_bytes=decode.row_bytes(frames),
         answer_bytes=card.answer_bytes,
         max_rows=batch or network.batching.max,
         demand=demand(frames),
@@ -235,6 +235,14 @@ class _Decode:
                 missing = f"{e.name} is missing, so decoding cannot be measured here: pip install 'outboard[server]', or give --decode-ms"
                 raise Usage(missing) from e
         return self._known[width, height]
+
+    def row_bytes(self, frames: Sequence[Recorded]) -> int:
+        """Of all frames on the average."""
+        from outboard.plan import host
+
+        costs = [(self(f.width, f.height).rows, f.width, f.height) for f in frames]
+        each = {size: host.row_bytes(*size, self._input, self._tiling, self._most_tiles) for size in {(w, h) for _, w, h in costs}}
+        return round(sum(rows * each[w, h] for rows, w, h in costs) / sum(rows for rows, _, _ in costs))
 
     def _cost(self, width: int, height: int) -> DecodeCost:
         from outboard.plan import host

@@ -16,6 +16,7 @@ from outboard.plan.machine import Host
 from outboard.repository import Input
 
 if TYPE_CHECKING:
+    from outboard.core.state import Layout
     from outboard.imaging.header import Header
     from outboard.imaging.tiles import Tiling
 
@@ -51,6 +52,19 @@ class DecodeCost:
         return self.base + self.per_byte * nbytes
 
 
+def row_bytes(width: int, height: int, given: Input, tiling: Tiling | None, most_tiles: int) -> float:
+    """Bytes of frame memory, and over the link, that a JPEG of this size takes for each of its rows: less where they are cut out of one
+    picture. Raises Problem where it cannot be cut."""
+    from outboard.imaging import tiles
+    from outboard.imaging.header import Header
+
+    if tiling is not None:
+        cut = tiles.plan(width, height, given, tiling, most_tiles)
+        if (layout := tiles.layout(cut, Header("jpeg", width, height), given)) is not None:
+            return layout.nbytes / cut.rows
+    return 3.0 * given.size[0] * given.size[1]
+
+
 def measure(width: int, height: int, given: Input, tiling: Tiling | None, most_tiles: int) -> DecodeCost:
     """Decode and fit, or cut, a made-up photograph of this size as the server would, on as many threads as there are cores, in two
     qualities. Raises Problem where it cannot be cut."""
@@ -69,9 +83,16 @@ def measure(width: int, height: int, given: Input, tiling: Tiling | None, most_t
         header = read_header(body, max_pixels=width * height)
         least = tiles.decode_size(cut, header, given) if cut is not None else decode_size(header, given)
 
-        def once(body: bytes = body, header: Header = header, least: tuple[int, int] | None = least) -> None:
-            rows = np.empty((cut.rows if cut is not None else 1, given.size[1], given.size[0], 3), np.uint8)
+        layout = tiles.layout(cut, header, given) if cut is not None else None
+
+        def once(
+            body: bytes = body, header: Header = header, least: tuple[int, int] | None = least, layout: Layout | None = layout
+        ) -> None:
             decoded = decode(body, header, min_size=least, background=given.background)
+            if cut is not None and layout is not None:
+                tiles.lay(cut, layout, decoded, header, given, np.empty(layout.nbytes, np.uint8))
+                return
+            rows = np.empty((cut.rows if cut is not None else 1, given.size[1], given.size[0], 3), np.uint8)
             if cut is not None:
                 tiles.cut(cut, decoded, header, given, rows)
             else:
