@@ -175,7 +175,11 @@ class Watch:
 def hardware(host: str, model: str) -> list[str]:
     """What the figures were measured on; without it they cannot be compared with others (link, batch, cores)."""
     lines = [f"measured by: {platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"]
-    for device in msgspec.json.decode(http("GET", f"{host}/v1/devices", timeout=10).data)["devices"]:
+    listed = msgspec.json.decode(http("GET", f"{host}/v1/devices", timeout=10).data)
+    about = listed["host"]
+    driver = about["nvidia_driver"] or "none"
+    lines.append(f"server: {about['cores']} cores, {about['decode_threads']} decode threads, NVIDIA driver {driver}")
+    for device in listed["devices"]:
         link, batch = device["link"], device.get("batches", {}).get(model)
         parts = [device["name"] or device["kind"], device["state"] + (", simulated" if device["simulated"] else "")]
         if link["h2d_bytes_per_s"]:

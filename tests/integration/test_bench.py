@@ -31,9 +31,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(models: Path) -> Iterator[Server]:
-    """Whose card needs 50 ms for a batch, of whatever size."""
-    with serving(models, "--device", "sim:thunderbolt4,compute=50+0.01") as running:
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Whose card needs 20 ms for a batch, of whatever size. It measures that itself: it does not believe another run's profile."""
+    cache = {"OUTBOARD_CACHE": str(tmp_path_factory.mktemp("cache"))}
+    with serving(models, "--device", "sim:thunderbolt4,compute=20+0.01", env=cache) as running:
         running.until(lambda: running.device("sim:0")["state"] == "serving", what="the device serves")
         yield running
 
@@ -50,10 +51,11 @@ def measured(server: Server, *arguments: str) -> dict[str, Any]:
 
 def test_one_connection_waits_for_each_batch(server: Server) -> None:
     found = measured(server, "means", "--connections", "1", "--size", "64x48")
-    assert 50 <= found["latency_ms"]["p50"] <= found["latency_ms"]["p95"] <= found["latency_ms"]["max"]
-    assert 0 < found["fps"] <= 20 and found["answered"] == found["devices"]["sim:0"]
-    assert found["server_ms"]["infer"] >= 50 and found["simulated"] and not found["refused"]
+    assert 20 <= found["latency_ms"]["p50"] <= found["latency_ms"]["p95"] <= found["latency_ms"]["max"]
+    assert 0 < found["fps"] <= 50 and found["answered"] == found["devices"]["sim:0"]
+    assert found["server_ms"]["infer"] >= 20 and found["simulated"] and not found["refused"]
     assert [d["id"] for d in found["hardware"]] == ["sim:0"] and found["hardware"][0]["link"]["h2d_bytes_per_s"] > 0
+    assert found["hardware"][0]["most_rows"] >= 1 and found["host"]["decode_threads"] > found["host"]["cores"] > 0
 
 
 def test_more_connections_share_batches(server: Server) -> None:
@@ -64,7 +66,7 @@ def test_more_connections_share_batches(server: Server) -> None:
 
 def test_a_rate_is_kept_whatever_the_answers_do(server: Server) -> None:
     found = measured(server, "means", "--rate", "30", "--size", "64x48")
-    assert 10 <= found["answered"] <= 16 and not found["not_sent"] and found["latency_ms"]["p50"] >= 50
+    assert 10 <= found["answered"] <= 16 and not found["not_sent"] and found["latency_ms"]["p50"] >= 20
 
 
 def test_photographs_are_sent_in_turn_and_one_that_is_none_is_told(server: Server, tmp_path: Path) -> None:
@@ -97,6 +99,7 @@ def test_without_a_url_a_server_is_started_and_ended(models: Path) -> None:
     done = CliRunner().invoke(app, ["bench", "means", "--models", str(models), "--device", "cpu", "--size", "64x48", *SHORT])
     assert done.exit_code == 0, done.output
     assert "means:" in done.stdout and "cpu (" in done.stdout and "100% of the answers" in done.stdout
+    assert "p99.9" in done.stdout and "batches of at most " in done.stdout and " decode threads" in done.stdout
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:

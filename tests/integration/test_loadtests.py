@@ -49,16 +49,22 @@ def counts(printed: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-@pytest.mark.long
+LONG = pytest.mark.long
+
+
 @pytest.mark.parametrize(
     ("users", "flags"),
     [
-        ("locustfile.py", []),
-        ("locustfile.py", ["--arrivals", "20"]),
-        ("tensor_users.py", []),
-        ("stream_users.py", ["--fps", "15"]),
-        ("stream_users.py", ["--fps", "0", "--in-flight", "4", "--policy", "lossless", "--max-links-lost", "0", "--max-dropped", "0"]),
-        ("stream_users.py", ["--fps", "0", "--in-flight", "1", "--bundle", "3", "--policy", "lossless"]),
+        ("locustfile.py", ["--run-time", "3s"]),
+        pytest.param("locustfile.py", ["--arrivals", "20"], marks=LONG),
+        pytest.param("tensor_users.py", [], marks=LONG),
+        pytest.param("stream_users.py", ["--fps", "15"], marks=LONG),
+        pytest.param(
+            "stream_users.py",
+            ["--fps", "0", "--in-flight", "4", "--policy", "lossless", "--max-links-lost", "0", "--max-dropped", "0"],
+            marks=LONG,
+        ),
+        pytest.param("stream_users.py", ["--fps", "0", "--in-flight", "1", "--bundle", "3", "--policy", "lossless"], marks=LONG),
     ],
 )
 def test_locust_counts_what_the_server_counts(server: Server, images: Path, users: str, flags: list[str]) -> None:
@@ -67,6 +73,7 @@ def test_locust_counts_what_the_server_counts(server: Server, images: Path, user
     theirs, ours = counts(done.stdout)
     assert ours > 10 and abs(theirs - ours) <= 0.02 * ours + 2
     assert "p99.9" in done.stdout and "load generator: " in done.stdout and "device sim:0: " in done.stdout
+    assert " decode threads" in done.stdout
 
 
 @pytest.mark.long

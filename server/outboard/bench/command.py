@@ -72,14 +72,15 @@ def bench(
                 requests = payload.tensors(target, model, inputs, headers)
             load = Load(requests, before, length)
             seen = asyncio.run(load.open(rate) if rate else load.closed(connections))
-            devices = _get(target, "/v1/devices", headers)["devices"]
+            listed = _get(target, "/v1/devices", headers)
     except NotStarted as e:
         raise refuse(f"the server for the benchmark did not start: {e}", 1) from e
     except payload.NoPayload as e:
         raise refuse(e) from e
     found = {"model": model, **summary(seen)}
     found["load"] = {"rate": rate} if rate else {"connections": connections}
-    found["hardware"] = [_hardware(d) for d in devices if d["id"] in (seen.devices or {d["id"]: 0})]
+    found["hardware"] = [_hardware(d, model) for d in listed["devices"] if d["id"] in (seen.devices or {d["id"]: 0})]
+    found["host"] = listed.get("host")
     missed = _missed(found, min_fps, limit)
     if as_json:
         print(json.dumps({**found, "missed": missed}))
@@ -113,10 +114,10 @@ def _inputs(url: str, model: str, headers: dict[str, str]) -> list[dict[str, Any
     return None if entry["input"] or [i["datatype"] for i in inputs] == ["BYTES"] else inputs
 
 
-def _hardware(device: dict[str, Any]) -> dict[str, Any]:
+def _hardware(device: dict[str, Any], model: str) -> dict[str, Any]:
     """What a figure is worth nothing without."""
     keys = ("id", "kind", "name", "simulated", "external", "concurrency", "power_limit_w", "link")
-    return {key: device.get(key) for key in keys}
+    return {key: device.get(key) for key in keys} | {"most_rows": device.get("batches", {}).get(model, {}).get("most_rows")}
 
 
 def _missed(found: dict[str, Any], min_fps: float, max_p99: float) -> list[str]:
@@ -148,6 +149,9 @@ def _print(out: Console, found: dict[str, Any], example: str, missed: list[str])
         say("of it in the server, median ms: " + ", ".join(f"{part} {value:g}" for part, value in found["server_ms"].items()))
     for device in found["hardware"]:
         say(_describe(device, found))
+    if host := found["host"]:
+        driver = f", NVIDIA driver {host['nvidia_driver']}" if host["nvidia_driver"] else ""
+        say(f"host: {host['cores']} cores, {host['decode_threads']} decode threads{driver}")
     if found["degraded"]:
         say(f"{found['degraded']} answers were degraded: the device asked for did not give them (outboard devices says why)", "yellow")
     for why, count in found["refused"].items():
@@ -171,4 +175,6 @@ def _describe(device: dict[str, Any], found: dict[str, Any]) -> str:
         about.append(f"link {link['h2d_bytes_per_s'] / 1e9:.2f} GB/s to it, {link['d2h_bytes_per_s'] / 1e9:.2f} back")
     if link["pcie_generation"]:
         about.append(f"PCIe {link['pcie_generation']} x{link['pcie_width']}")
+    if device["most_rows"]:
+        about.append(f"batches of at most {device['most_rows']}")
     return f"{device['id']} ({', '.join(filter(None, about))}){share}"

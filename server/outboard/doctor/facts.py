@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outboard.core.link import Link
+from outboard.devices import driver
 from outboard.doctor import kernel_log, pci, thunderbolt
-from outboard.doctor.machine import Machine, read
+from outboard.doctor.machine import Machine
 from outboard.profiles import Store
 
 
@@ -40,7 +41,7 @@ class Facts:
 
 def gather(machine: Machine) -> Facts:
     found = pci.cards(machine)
-    version = driver_version(machine)
+    version = driver.version(machine.path("/proc/driver/nvidia/version"))
     return Facts(
         machine=machine,
         cards=found,
@@ -51,20 +52,6 @@ def gather(machine: Machine) -> Facts:
         log=kernel_log.read_log(machine),
         links=_links(machine),
     )
-
-
-def driver_version(machine: Machine) -> tuple[int, ...]:
-    """ "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45.04  Release Build" -> (595, 45, 4)."""
-    for word in read(machine.path("/proc/driver/nvidia/version")).split():
-        parts = word.split(".")
-        if len(parts) in (2, 3) and all(part.isdecimal() for part in parts):
-            return tuple(map(int, parts))
-    return ()
-
-
-def version_text(version: tuple[int, ...]) -> str:
-    """As NVIDIA writes it: 595.45.04."""
-    return ".".join(str(part) if i == 0 else f"{part:02d}" for i, part in enumerate(version))
 
 
 def _ask_nvml(machine: Machine) -> Nvml:

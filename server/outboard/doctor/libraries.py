@@ -6,7 +6,8 @@ import importlib.metadata
 import re
 from collections.abc import Iterator
 
-from outboard.doctor.facts import Facts, version_text
+from outboard.devices import driver
+from outboard.doctor.facts import Facts
 from outboard.doctor.findings import Check, Finding
 
 TWO_RUNTIMES = Check(
@@ -71,7 +72,7 @@ def look(facts: Facts) -> Iterator[Finding]:
         needed = OLDEST_DRIVER.get(major, ())
         if facts.driver and facts.driver < needed:
             users = ", ".join(name for name, wants in known.items() if wants == major)
-            have, least = version_text(facts.driver), version_text(needed)
+            have, least = driver.as_text(facts.driver), driver.as_text(needed)
             yield OLD_DRIVER.found("NVIDIA driver", f"Driver {have}; {users} with CUDA {major} needs {least}.", needed=least)
 
 

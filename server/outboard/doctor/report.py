@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from outboard.doctor.facts import Facts, version_text
+from outboard.devices import driver
+from outboard.doctor.facts import Facts
 from outboard.doctor.findings import SEVERITIES, Finding
 
 WIDTH = 80
@@ -27,7 +28,7 @@ def as_json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
             }
         )
     return {
-        "driver": version_text(facts.driver) or None,
+        "driver": driver.as_text(facts.driver) or None,
         "cards": cards,
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "well": well(findings),
@@ -66,7 +67,7 @@ def _card(facts: Facts, card: Any) -> Iterator[str]:
         ]
         yield from _wrapped(", ".join(part for part in parts if part))
     if facts.driver:
-        yield from _wrapped(f"driver {version_text(facts.driver)}")
+        yield from _wrapped(f"driver {driver.as_text(facts.driver)}")
 
 
 def _finding(finding: Finding) -> Iterator[str]:

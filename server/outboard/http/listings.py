@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from outboard.core.engine import ISOLATION
-from outboard.devices import ejection
+from outboard.devices import driver, ejection
 from outboard.devices.simulated import FAULTS, PHASES
 from outboard.http import body as bodies
 from outboard.http.parameters import DeviceId, ModelName
@@ -150,9 +150,14 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
     async def unload(model: ModelName) -> Response:
         return _json(model_entry(runtime, registry.unload(model)))
 
-    @routes.get("/v1/devices", tags=["devices"], summary="Every device, its state and its history")
+    @routes.get("/v1/devices", tags=["devices"], summary="Every device, its state and its history, and the host")
     async def devices() -> Response:
-        return _json({"devices": device_entries(runtime)})
+        host = {
+            "cores": runtime.cores,
+            "decode_threads": runtime.decode_threads,
+            "nvidia_driver": driver.as_text(driver.version()) or None,
+        }
+        return _json({"devices": device_entries(runtime), "host": host})
 
     @routes.get("/v1/devices/{device}", tags=["devices"], summary="One device")
     async def device(device: DeviceId) -> Response:
