@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 #: By the setting `devices.spill_over`. A simulated card computes on this very CPU, which would only take cores from it.
 SPILL_BESIDE = {"auto": ("gpu",), "on": ("gpu", "sim"), "off": ()}
+#: `Loaded.provider` of code that torch has compiled.
+COMPILED = "torch compiled"
 #: Exit status of a worker whose device cannot be opened (worker/__main__.py).
 EXIT_NO_DEVICE = 3
 #: A tensor of so many bytes is copied into the slab by the loop itself: handing it to a thread takes longer.
@@ -101,6 +103,7 @@ class Member:
     providers: dict[str, str] = field(default_factory=dict)  #: device -> what really runs it
     failure: protocol.LoadFailed | None = None
     golden: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  #: device -> outputs for the golden input
+    measuring: dict[str, tuple[float, bool]] = field(default_factory=dict)  #: device -> seconds of it, and whether a profile was at hand
     accepted: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  #: accelerator -> those of the first worker that served it
     loaded: protocol.Loaded | None = None  #: what the worker that loaded it first says of its inputs and outputs
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
@@ -419,6 +422,8 @@ class Runtime:
                         metrics.link(device, "d2h", sum(a.nbytes for row in self._answers if isinstance(row, dict) for a in row.values()))
                     self._seconds = message.seconds
                     self.networks[batch.network].statistics.executed(len(batch.rows), message.seconds)
+                if message.recompilations and batch is not None:
+                    metrics.recompiled(device, _model_of(batch.network), message.recompilations)
                 worker.freed.append(message.batch)
                 seconds = message.seconds if self.engine.devices[device].parallel else message.own
                 if batch is not None:
@@ -455,8 +460,11 @@ class Runtime:
         if member is not None:
             member.loaded = member.loaded or message
             member.providers[worker.device] = message.provider
+            member.measuring[worker.device] = message.measuring, message.stored
             member.golden[worker.device] = worker.read(message.golden)
             worker.freed.append(message.golden_batch)
+            if message.provider == COMPILED:
+                metrics.recompiled(worker.device, message.model, 0)
             log.info(
                 "%s: %s is loaded (%s); seconds a batch: %s",
                 worker.device,

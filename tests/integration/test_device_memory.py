@@ -88,9 +88,12 @@ def test_the_next_start_begins_with_what_was_measured(tmp_path: Path) -> None:
         with serving(tmp_path / "models", "--device", device, env=cache) as server:
             server.until(lambda s=server: "sim:0" in s.model("means")["devices"], what="the device serves")
             tables.append(batches(server, "means"))
-            assert server.log.count("(its costs are known)") == (2 if start == 1 else 0), server.log
+            known = [server.device(d)["batches"]["means"]["measuring"]["stored"] for d in ("sim:0", "cpu")]
+            assert known == [start == 1] * 2, server.log
         if start == 1:
             for profile in (tmp_path / "cache" / "profiles").glob("*/*.json"):
                 profile.write_text('{"key": ')
+    first, again = (table.pop("measuring")["seconds"] for table in tables[:2])
     assert tables[0] == tables[1], "the same decisions, from the stored costs"
+    assert again < first / 3, "a batch or two instead of all sizes"
     assert "cannot be read" in server.log and tables[2]["seconds"], "damaged profiles are measured anew"

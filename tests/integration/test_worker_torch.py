@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the `torch` extra is not installed"
 pytest.importorskip("torchvision", reason="the `torch` extra is not installed")
 
 from integration.workerkit import WorkerKit  # noqa: E402
-from outboard.devices.protocol import Loaded, LoadFailed  # noqa: E402
+from outboard.devices.protocol import Done, Loaded, LoadFailed  # noqa: E402
 
 HEIGHT, WIDTH = 6, 8
 MANIFEST = """task = "tensor"
@@ -129,7 +129,34 @@ def test_eager_serves_until_compiled_code_agrees_and_is_faster(tmp_path: Path) -
             answers = worker.run(again, pictures(n))
             for got, want in zip(answers.values(), expected(pictures(n)), strict=True):
                 assert np.allclose(got, want, atol=1e-4)
+        worker.submit(again, pictures(1)[0].shape, worker.place(pictures(2)))
+        assert worker.expect(Done).recompilations == 0
     assert before.keys() == answers.keys()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler: nothing can be compiled")
+def test_nothing_is_compiled_anew_after_the_warm_up_and_it_would_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outboard import repository
+    from outboard.worker.backend_torch import CompiledBackend, TorchBackend
+    from outboard.worker.devices import CpuDevice
+    from outboard.worker.networks import LoadedNetwork
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    spec, device = repository.read(exported(tmp_path, compiled=True)), CpuDevice()
+    network = spec.networks[""]
+    backend = CompiledBackend(TorchBackend(network, spec, device, 1), network, device, [1, 2])
+    loaded = LoadedNetwork(spec, network, backend, device)
+    images = pictures(5)
+    memory = np.stack(images).reshape(-1)
+    for n in (1, 2, 3, 5, 2, 1):  # 3 and 5 are no buckets
+        answers = loaded.run(memory, [i * images[0].nbytes for i in range(n)], (HEIGHT, WIDTH, 3))
+        assert np.allclose(answers["output_0"], expected(images[:n])[0], atol=1e-4)
+    assert backend.recompilations == 0 == loaded.recompiled()
+    backend._eager.run_with(backend._forward, np.stack(images[:3]))  # as if 3 rows were not kept from the compiled code
+    assert backend.recompilations == 1
+    assert (loaded.recompiled(), loaded.recompiled()) == (1, 0), "told once"
 
 
 @pytest.mark.long

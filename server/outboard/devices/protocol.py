@@ -135,6 +135,8 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     memory_bytes: int = 0  #: device memory that the network holds, 0 where unknown
     whole: bool = False  #: tensor models: the first axis is no batch axis, so each request is one row and runs as it was sent
     labels: dict[str, list[str]] = {}  #: by output: what its last axis means, where the graph says so
+    measuring: float = 0.0  #: seconds that finding `costs`, or seeing that they are still true, took
+    stored: bool = False  #: `costs` are those of a stored profile
 
 
 class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
@@ -157,6 +159,7 @@ class Done(msgspec.Struct, tag="done", frozen=True):
     own: float  #: those of them in which the batch before it had ended: what a pipeline needs for one batch more
     provider: str = ""
     uploaded: int = 0  #: bytes that crossed the link for it
+    recompilations: int = 0  #: of compiled code since the last batch of this network
 
 
 #: Failed.kind: "input" (the model refuses the rows: nobody's fault but theirs), "oom", "sticky" (the device's context is

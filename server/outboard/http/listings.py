@@ -109,10 +109,17 @@ def device_entry(runtime: Runtime, device: str) -> dict[str, Any]:
                 "at_once": runtime.engine._depth(state, n) if entry.costs else None,
                 "seconds": entry.costs.table() if entry.costs else [],
                 "memory_bytes": {"fixed": entry.need.fixed, "per_row": entry.need.per_row} if entry.need else None,
+                "measuring": _measuring(runtime, n, device),
             }
             for n, entry in state.networks.items()
         },
     }
+
+
+def _measuring(runtime: Runtime, network: str, device: str) -> dict[str, Any] | None:
+    """How long the costs were measured when the network was loaded there; from a stored profile they were only looked after."""
+    found = runtime.networks[network].measuring.get(device) if network in runtime.networks else None
+    return {"seconds": round(found[0], 3), "stored": found[1]} if found else None
 
 
 def device_entries(runtime: Runtime) -> list[dict[str, Any]]:

@@ -104,4 +104,4 @@ def _print(out: Console, measured: Measured, found: Findings) -> None:
     out.print(table)
     caps = [("fit the memory", found.vram_cap), ("meet the deadline", found.deadline_cap)]
     said = [f"at most {cap} rows {what}" if cap else f"not one row can {what}" for what, cap in caps if cap is not None]
-    out.print("; ".join([f"batches of {found.batch} are used", *said]), highlight=False)
+    out.print("; ".join([f"batches of {found.batch} are used, {found.at_once} at once", *said]), highlight=False)

@@ -7,19 +7,23 @@ from typing import Any
 
 import msgspec
 
+from outboard import resources
 from outboard.core.costs import Costs
 from outboard.core.device_memory import MemoryNeed
+from outboard.core.pipeline import HAND_OVER, choose
+from outboard.core.state import PIPELINE
 from outboard.profiling.run import Measured
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Rows of a batch. The server runs `batch`: the knee of what the caps leave."""
+    """Rows of a batch. The server runs `batch`, what pays of those that the caps leave, and `at_once` of them."""
 
     vram_cap: int | None  #: None: memory is not the device's own
     deadline_cap: int | None  #: None: no deadline was given; 0: not even one row meets it
     most: int  #: the least of the caps and of the model's own maximum
     batch: int
+    at_once: int
 
 
 def find(measured: Measured, max_rows: int, deadline: float | None) -> Findings:
@@ -29,8 +33,15 @@ def find(measured: Measured, max_rows: int, deadline: float | None) -> Findings:
     vram = need.rows(measured.memory.for_batches(), max_rows) if need and measured.memory.total else None
     late = costs.largest_within(deadline, max_rows) if deadline else None
     most = max(1, min(n for n in (max_rows, vram, late) if n is not None))
-    fixed = measured.loaded.fixed_rows
-    return Findings(vram, late, most, fixed if fixed > 1 else costs.knee(most))
+    fixed = measured.loaded.fixed_rows if measured.loaded.fixed_rows > 1 else 0
+    if measured.hello.link is None:
+        return Findings(vram, late, most, fixed or costs.knee(most), resources.cores())
+
+    def fits(depth: int) -> int:
+        return min(most, need.rows(measured.memory.for_batches() / depth, most)) if need and measured.memory.total else most
+
+    chosen = choose(costs, PIPELINE, HAND_OVER, fits, fixed)
+    return Findings(vram, late, most, chosen.rows, chosen.depth)
 
 
 def as_dict(measured: Measured, found: Findings) -> dict[str, Any]:
@@ -55,4 +66,5 @@ def as_dict(measured: Measured, found: Findings) -> dict[str, Any]:
         "vram_cap": found.vram_cap,
         "deadline_cap": found.deadline_cap,
         "batch": found.batch,
+        "at_once": found.at_once,
     }

@@ -28,6 +28,9 @@ _ratio = Histogram(
 )
 _predicted = Counter("outboard_batch_predicted_seconds", "What batches should have taken", ["device", "model"], registry=REGISTRY)
 _observed = Counter("outboard_batch_observed_seconds", "What they took", ["device", "model"], registry=REGISTRY)
+_recompilations = Counter(
+    "outboard_recompilations", "Times that compiled code was compiled anew while it served", ["device", "model"], registry=REGISTRY
+)
 _state = Gauge("outboard_device_state", "1 for the state that the device is in", ["device", "state"], registry=REGISTRY)
 QUARANTINE_REASONS = ("losses", "wrong_answers")
 _quarantined = Gauge(
@@ -73,6 +76,11 @@ def predicted(device: str, model: str, expected: float, seconds: float) -> None:
         ratio.observe(seconds / expected)
         should.inc(expected)
         did.inc(seconds)
+
+
+def recompiled(device: str, model: str, times: int) -> None:
+    """Compiled code of a model serves, and was compiled anew `times` since the last call."""
+    _recompilations.labels(device, model).inc(times)
 
 
 def link(device: str, direction: str, nbytes: int) -> None:

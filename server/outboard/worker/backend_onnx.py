@@ -25,6 +25,8 @@ _OPSET = re.compile(r"Opset (\d+) is under development.*?support for domain (\S+
 class OnnxBackend:
     """One ORT session. Its input is uint8 [n, h, w, 3]; the normalisation of model.toml is part of the graph."""
 
+    recompilations = 0
+
     def __init__(self, network: Network, spec: ModelSpec, device: Device, threads: int):
         where = str(network.file)
         model, picture = onnx_graph.read(network)

@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._inductor.compile_fx import compile_fx
 
 from outboard.repository import ModelProblem, ModelSpec, Network
 from outboard.worker.devices import Device
 from outboard.worker.environment import CACHE_PROBLEM
 from outboard.worker.networks import Port
+from outboard.worker.torch_memory import TorchAllocator
 from outboard.worker.torch_modules import Normalised, build, flat
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class TorchBackend:
     """A module in eager mode. fp16 and bf16 by autocast, where the device is a GPU."""
 
     provider = "torch eager"
+    recompilations = 0
 
     def __init__(self, network: Network, spec: ModelSpec, device: Device, threads: int):
         self._network, self._spec, self._device, self._threads = network, spec, device, threads
@@ -53,6 +56,8 @@ class TorchBackend:
         module, axes = build(network, spec)
         self.module: Normalised = module.to(device.torch_device)
         self._streams = Streams() if device.torch_device == "cuda" else None
+        if self._streams:
+            device.allocator = TorchAllocator()
         self.inputs: list[Port] = [("pixels", "uint8", axes)]
         self.outputs = self._ports(axes)
 
@@ -88,7 +93,9 @@ class TorchBackend:
             return [t.cpu().numpy() for t in forward(torch.as_tensor(batch, device="cuda"))]
 
     def shrink(self) -> None:
-        """torch's CPU allocator keeps nothing."""
+        """torch's allocator keeps what batches took on a GPU; on the CPU it keeps nothing."""
+        if self._streams:
+            torch.cuda.empty_cache()
 
     def optimise(self, rows: Sequence[int]) -> CompiledBackend | None:
         """Slow: compiled code for batches of these sizes; None where there can be none (the log says why)."""
@@ -133,7 +140,8 @@ class TorchBackend:
 
 
 class CompiledBackend:
-    """Compiled code for batches of `buckets` rows; any other shape runs eager, so nothing is ever compiled while a frame waits."""
+    """Compiled code for batches of `buckets` rows; any other shape runs eager, so nothing is ever compiled while a frame waits. Whether
+    that is so is counted: `recompilations` are those after the warm-up."""
 
     provider = "torch compiled"
 
@@ -145,9 +153,20 @@ class CompiledBackend:
         self.inputs, self.outputs = eager.inputs, eager.outputs
         # One specialisation a bucket: dynamo's limit of 8 would otherwise send the largest ones back to eager without a word.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, len(buckets) + 1)
-        self._forward: Forward = torch.compile(eager.module, dynamic=False, fullgraph=True)
+        self._compilations = 0
+        self._forward: Forward = torch.compile(eager.module, dynamic=False, fullgraph=True, backend=self._compile)
         for shape in sorted(self._shapes):
             eager.run_with(self._forward, _blank(device, shape))
+        self._warm = self._compilations
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        """What dynamo calls for each new graph: inductor, counted."""
+        self._compilations += 1
+        return compile_fx(graph, inputs)
+
+    @property
+    def recompilations(self) -> int:
+        return self._compilations - self._warm
 
     def batch_rows(self, rows: int) -> int:
         return next((n for n in self._buckets if n >= rows), rows)
@@ -160,7 +179,7 @@ class CompiledBackend:
         """Nothing is faster."""
 
     def shrink(self) -> None:
-        """torch's CPU allocator keeps nothing."""
+        self._eager.shrink()
 
 
 def _blank(device: Device, shape: tuple[int, ...]) -> Any:

@@ -166,9 +166,13 @@ class CudaDevice(Device):
 
     def watch_memory(self) -> None:
         self._memory_before = self.memory_free()
+        if self.allocator is not None:
+            self.allocator.watch()
 
     def memory_grown(self) -> int:
-        return max(0, self._memory_before - self.memory_free())
+        """By what is free now, which misses what an allocator had kept before and others have given back, and by the allocator's count."""
+        grown = self._memory_before - self.memory_free()
+        return max(0, grown, self.allocator.grown() if self.allocator is not None else 0)
 
     def attach(self, memory: np.ndarray) -> None:
         self._slab = PinnedSlab(memory)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,16 @@ from outboard.devices.protocol import Slot
 from outboard.worker import pictures
 from outboard.worker.environment import is_gpu
 from outboard.worker.slots import adjacent, gather
+
+
+class Allocator(Protocol):
+    """A runtime's own count of the device memory that it takes."""
+
+    def watch(self) -> None:
+        """From now on `grown` counts."""
+
+    def grown(self) -> int:
+        """Bytes beyond those of `watch`, at their peak."""
 
 
 class Crossed(threading.local):
@@ -40,6 +50,7 @@ class Device:
     parallel = False  #: batches run side by side, each on a core of its own; else they are a pipeline
     driver = ""  #: its version, where what was measured depends on one
     link: Link | None = None  #: as measured when the device was opened; None: there is none
+    allocator: Allocator | None = None  #: of a runtime that counts what it takes of the device's memory
 
     def __init__(self, spec: str, name: str, uuid: str):
         self.spec, self.name, self.uuid = spec, name, uuid

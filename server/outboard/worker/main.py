@@ -135,7 +135,9 @@ class Worker:
             outputs = network.run(self._slab, run.rows, run.inputs or run.shape, run.pictures)
             self._device.download(sum(array.nbytes for array in outputs.values()))
             tensors = self._answers.put(run.batch, outputs)
-            return Done(run.batch, tensors, *self._took(began), network.backend.provider, self._device.uploaded.nbytes)
+            return Done(
+                run.batch, tensors, *self._took(began), network.backend.provider, self._device.uploaded.nbytes, network.recompiled()
+            )
         except Exception as e:
             self._took(began)
             kind = classify(e)
@@ -200,12 +202,13 @@ class Worker:
             with self._progress:
                 self._to_optimise.append((load, network, loaded.costs))
             log.info(
-                "%s %s serves with %s after %.2f s%s",
+                "%s %s serves with %s after %.2f s, %.2f of them %s",
                 load.model,
                 load.version,
                 network.backend.provider,
                 time.perf_counter() - began,
-                " (its costs are known)" if known and loaded.costs == known.costs else "",
+                loaded.measuring,
+                "to look whether its costs are still those of its profile" if loaded.stored else "measuring",
                 extra={"model": load.model},
             )
         except ModelProblem as e:
@@ -258,16 +261,19 @@ class Worker:
         """Golden answers, independent rows and costs, as the network's `Loaded`. What is measured is kept."""
         slots, costs = self._start.concurrency, known.costs if known else None
         budget = measure.THOROUGH_S if load.anew else measure.BUDGET_S
+        began = time.perf_counter()
         if isinstance(network, TensorNetwork):
             answers, measured = tensor_measure.prove(network, slots, costs, budget)
             whole, labels = network.whole, network.backend.labels
         else:
             image, answers = measure.golden(network)
             contract.check(answers, network.spec, load.part)
+            began = time.perf_counter()
             if known and known.fixed_rows == 1:
                 network.run_singly()
             measured = measure.picture_costs(network, image, slots, costs, budget)
             whole, labels = False, {}
+        seconds = time.perf_counter() - began
         if measured != costs:
             self._keep(key, network, measured)
         self._golden_batch -= 1
@@ -275,7 +281,7 @@ class Worker:
         backend = network.backend
         return Loaded(
             load.model, load.version, backend.provider, network.fixed_rows, backend.inputs, backend.outputs,
-            measured, tensors, self._golden_batch, network.memory_bytes, whole, labels,
+            measured, tensors, self._golden_batch, network.memory_bytes, whole, labels, seconds, measured == costs,
         )  # fmt: skip
 
     def _keep(self, key: profiles.Key, network: LoadedNetwork, measured: measure.Costs) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ class Backend(Protocol):
     """What a runtime adds: one batch in the device's memory to output arrays on the host."""
 
     provider: str
+    recompilations: int  #: of compiled code while it serves: 0, or a frame has waited for a compiler
     inputs: list[Port]
     outputs: list[Port]
 
@@ -48,6 +50,14 @@ class LoadedNetwork:
         self.weights_bytes = 0  #: of its file
         self.kept_bytes = 0  #: what its batches have needed at most, where the device's allocators keep that
         self.fixed_rows = self._frozen_rows()
+        self._told, self._telling = 0, threading.Lock()
+
+    def recompiled(self) -> int:
+        """Recompilations since this was last asked."""
+        with self._telling:
+            new = self.backend.recompilations - self._told
+            self._told += new
+            return new
 
     def _frozen_rows(self) -> int:
         """The batch size that is frozen into the graph; 0: none."""

@@ -38,6 +38,8 @@ class OnnxTensorBackend:
     """One ORT session. `run` takes one array for each input, in the order of `inputs`, with the batch axis: bfloat16 as float32,
     strings as objects."""
 
+    recompilations = 0
+
     def __init__(self, network: Network, spec: ModelSpec, device: Device, threads: int):
         where = str(network.file)
         model = onnx_graph.load(network)

@@ -15,6 +15,7 @@ from outboard.repository import ModelProblem, ModelSpec, Network
 from outboard.worker.backend_torch import Streams, as_tensor
 from outboard.worker.devices import Device
 from outboard.worker.networks import Port
+from outboard.worker.torch_memory import TorchAllocator
 from outboard.worker.torch_modules import flat
 
 _NAMES = {getattr(torch, name): name for name in ("bool", "float16", "float32", "float64", BFLOAT16)} | {
@@ -27,6 +28,7 @@ class TorchTensorBackend:
     """A module in eager mode. `run` takes one array for each input, in the order of `inputs`, with the batch axis."""
 
     provider = "torch eager"
+    recompilations = 0
 
     def __init__(self, network: Network, spec: ModelSpec, device: Device, threads: int):
         torch.set_num_threads(threads)
@@ -47,6 +49,8 @@ class TorchTensorBackend:
         self.labels: dict[str, list[str]] = {}
         self._module = program.module().to(device.torch_device)
         self._streams = Streams() if device.torch_device == "cuda" else None
+        if self._streams:
+            device.allocator = TorchAllocator()
 
     def batch_rows(self, rows: int) -> int:
         return rows
@@ -67,7 +71,9 @@ class TorchTensorBackend:
         """Compiled code is for networks that take pictures, whose shapes are known."""
 
     def shrink(self) -> None:
-        """torch's CPU allocator keeps nothing."""
+        """As of networks that take pictures."""
+        if self._streams:
+            torch.cuda.empty_cache()
 
 
 def _port(where: str, what: str, name: str, value: Any) -> Port:
