@@ -15,11 +15,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect as sync_connect
 
 from failing_link import linked
 from integration.pictures import encoded, scene
 from integration.serverkit import Server
-from integration.streamkit import Station, bundle, hear, now_us, packed, running, stream_server, talk
+from integration.streamkit import Station, address, bundle, hear, now_us, packed, running, stream_server, talk
 
 JPEG = encoded(scene(64, 48, 8, 8, 16))
 BLOCK = encoded(scene(640, 480, 100, 120, 60))
@@ -161,6 +162,25 @@ def test_a_message_above_the_limit_is_told_so_not_just_cut(tight: Server, nbytes
             link.send(b"x" * nbytes)
             hear(link, "never")
     assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009 and "200000" in closed.value.rcvd.reason
+
+
+def test_a_raw_4k_frame_of_25_megabytes_is_taken(quick: Server) -> None:
+    """S03: uvicorn's own limit is 16 MiB."""
+    pixels = np.full((2160, 3840, 3), (255, 0, 51), np.uint8)
+    with talk(quick, "rgb", framed=True, policy="lossless") as link:
+        link.send(bundle(1, {"front": ({"type": "array", "dtype": "uint8", "shape": list(pixels.shape)}, pixels.tobytes())}))
+        answer = hear(link)["parts"]["front"]
+    assert answer["image"] == {"width": 3840, "height": 2160, "orientation": 1}
+    assert answer["outputs"][0]["data"] == pytest.approx([1, 0, 0.2], abs=1e-3)
+
+
+def test_no_link_deflates_what_is_compressed_already(quick: Server) -> None:
+    """S23, whatever the client offers."""
+    with sync_connect(address(quick.url, "rgb", policy="lossless"), compression="deflate", close_timeout=2) as link:
+        assert "permessage-deflate" in link.request.headers["Sec-WebSocket-Extensions"]
+        assert "Sec-WebSocket-Extensions" not in link.response.headers
+        link.send(JPEG)
+        assert hear(link)["type"] == "result"
 
 
 def test_many_frames_settle_out_of_order_and_leave_in_order(quick: Server) -> None:

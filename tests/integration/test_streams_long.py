@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -189,6 +192,53 @@ async def test_a_simulator_in_lock_step_at_60_hertz(tmp_path, raw: bool) -> None
         + ", ".join(f"{stage} {ms / len(took):.1f}" for stage, ms in inside.items())
     )
     assert len(took) == 3600 and stream.figures.links == 1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler: nothing can be compiled")
+async def test_a_model_that_is_compiled_meanwhile_costs_no_stream_its_link(tmp_path) -> None:
+    """S02: four streams run, with pings of 1 s, while a torch model with `compile` is put into the repository."""
+    torch = pytest.importorskip("torch")
+    models = tmp_path / "models"
+
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3, padding=1) for _ in range(6)))
+
+        def forward(self, x):
+            return self.layers(x).relu().mean((2, 3))
+
+    program = torch.export.export(Mixed().eval(), (torch.zeros(2, 3, 32, 32),), dynamic_shapes=({0: torch.export.Dim("n", min=1, max=64)},))
+    lag = 0.0
+    with stream_server(models, batch_ms=5, streams_ping=1, streams_pong=2, cache=tmp_path / "cache") as server:
+        stations = [Station(server.url, "rgb", policy="live", station=f"s{n}") for n in range(4)]
+        with contextlib.ExitStack() as stack:
+            for station in stations:
+                stack.enter_context(running(station))
+            seq, end = 0, None
+            while end is None or time.monotonic() < end:
+                seq += 1
+                for station in stations:
+                    station.give(seq, JPEG)
+                await asyncio.sleep(0.1)
+                if seq == 20:
+                    rest = '[batching]\nmax = 2\n[run]\ncompile = true\nstandby = "hot"'
+                    toml = graphs.toml("tensor", "tensor", (32, 32), rest=rest).replace('backend = "onnx"', 'backend = "torch"')
+                    (tmp_path / "mixed").mkdir()
+                    torch.export.save(program, tmp_path / "mixed" / "mixed.pt2")
+                    (tmp_path / "mixed" / "model.toml").write_text(toml.replace("model.onnx", "mixed.pt2"))
+                    (tmp_path / "mixed").rename(models / "mixed")
+                if seq % 5 == 0:
+                    told = (await asyncio.to_thread(server.client.get, "/metrics")).text
+                    lag = max(lag, float(re.search(r"^outboard_loop_lag_seconds (\S+)", told, re.M)[1]))
+                    if end is None and re.search(r"mixed.*compiled", server.log):
+                        end = time.monotonic() + 3
+                assert seq < 3000, server.log[-3000:]
+            for station in stations:
+                await station.finish(60)
+    print(f"\n{seq} frames of 4 streams while a model was loaded and compiled; the event loop was at most {lag * 1e3:.0f} ms late")
+    for station in stations:
+        assert station.links == 1 and not station.codes and station.order == list(range(1, seq + 1))
 
 
 async def test_an_unplug_and_replug_in_a_minute_of_lossless_frames(quick: Server) -> None:
