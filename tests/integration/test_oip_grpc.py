@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -17,6 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from failing_link import linked
 from integration import pictures
 from integration.oipkit import SAMPLES, OipServer
 
@@ -276,6 +279,33 @@ def test_a_cancelled_stream_drops_its_work(oip: OipServer, client: triton.Infere
         streaming.stop_stream(cancel_requests=True)
     time.sleep(1)
     assert executions(client) - before < 12
+
+
+@pytest.mark.long
+async def test_a_stream_whose_way_has_silently_gone_is_ended(oip: OipServer) -> None:
+    """S22: a NAT forgets the connection, and nobody is told. The server asks after 30 s of silence and waits 10 for the answer."""
+    port = int(oip.grpc.rpartition(":")[2])
+
+    def connected() -> int:
+        sockets = psutil.Process(oip.server.process.pid).net_connections("tcp")
+        return sum(s.laddr.port == port and s.status == psutil.CONN_ESTABLISHED for s in sockets)
+
+    def talk(near: str, set_up: Callable[[], None], set_down: Callable[[], None]) -> None:
+        answers: queue.Queue[tuple[object, object]] = queue.Queue()
+        before = connected()
+        with triton.InferenceServerClient(near) as client:
+            client.start_stream(lambda result, error: answers.put((result, error)))
+            client.async_stream_infer("same_fp32", [numbers(1)])
+            assert answers.get(timeout=30)[1] is None and connected() == before + 1
+            set_down()
+            oip.server.until(lambda: connected() == before, 60, "the server to end the connection")
+            set_up()
+            assert answers.get(timeout=30)[1] is not None, "the client was not told"
+
+    loop = asyncio.get_running_loop()
+    async with linked(f"http://{oip.grpc}") as (line, url):
+        up, down = (partial(loop.call_soon_threadsafe, change) for change in (line.up.set, line.up.clear))
+        await asyncio.to_thread(talk, url.removeprefix("http://"), up, down)
 
 
 # ---------------------------------------------------------------- repository and statistics
