@@ -48,6 +48,7 @@ class Device:
     torch_device = "cpu"
     keeps_memory = False  #: allocators keep what batches have needed once
     parallel = False  #: batches run side by side, each on a core of its own; else they are a pipeline
+    shared = False  #: it computes on the host's processor, which others use at the same time
     driver = ""  #: its version, where what was measured depends on one
     link: Link | None = None  #: as measured when the device was opened; None: there is none
     allocator: Allocator | None = None  #: of a runtime that counts what it takes of the device's memory
@@ -136,6 +137,7 @@ class CpuDevice(Device):
     """The host's processor: rows are used where they lie if they lie side by side."""
 
     parallel = True
+    shared = True
 
     def __init__(self, spec: str = "cpu"):
         super().__init__(spec, cpu_name(), "cpu")

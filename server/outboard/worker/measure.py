@@ -220,21 +220,22 @@ def _not_used(network: LoadedNetwork, rows: int, error: Exception) -> None:
 def still_true(network: LoadedNetwork, batch: Callable[[int], Callable[[], object]], known: Costs) -> bool:
     """Warm the batch sizes that the network will get here, and compare what is known with what a batch of the usual size takes now.
 
-    An accelerator is warmed for every size. The CPU needs it for none, and it is busy with other loads: there a batch that takes longer
-    says nothing, one that takes much less tells that the profile was measured on a busy machine.
+    An accelerator is warmed for every size. The CPU needs it for none, and it is busy with other loads: there, and on a simulated device
+    that computes on it, a batch that takes longer says nothing, one that takes much less tells that the profile was measured on a busy
+    machine.
     """
     device = network.device
     usual = CostModel(known).knee(network.max_rows)
-    if not device.parallel:
+    if not device.shared:
         for cost in known:
             batch(cost.rows)()
     run = batch(usual)
-    if usual > 1:  # a batch of 1 was warmed by the golden input
+    if usual > 1 and not device.shared:  # a batch of 1 was warmed by the golden input
         run()
     began = time.perf_counter()
     run()
     ratio = (time.perf_counter() - began) / next(c.alone or c.seconds for c in known if c.rows == usual)
-    if ratio < 1 / STALE or (ratio > STALE and not device.parallel):
+    if ratio < 1 / STALE or (ratio > STALE and not device.shared):
         log.info("%s: a batch of %d rows takes %.2f of what its profile says: measured anew", network.network.key, usual, ratio)
         return False
     return True

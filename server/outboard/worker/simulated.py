@@ -43,6 +43,7 @@ class SimulatedDevice(CpuDevice):
     def __init__(self, spec: str):
         super().__init__(spec)
         self.sim: SimSpec = parse(spec)
+        self.shared = self.sim.compute is None
         self.name = f"simulated eGPU over {self.sim.link}, {self.sim.vram / (1 << 30):g} GiB"
         self.uuid = f"SIM-{spec.split(',fault=')[0]}"
         self.memory_total = self.sim.vram
