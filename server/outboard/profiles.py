@@ -21,7 +21,7 @@ from outboard.core.link import Link
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 #: Profiles of one network that are kept for a device: each change of a model.toml makes another.
 KEPT = 16
 

@@ -147,7 +147,7 @@ def measured_costs(rng: random.Random, t: Truth, budget: float) -> list[BatchCos
     alone, busy = Clock(rng, t.alone, budget), Clock(rng, t.interval, budget)
     quiet = measuring.table(batch_sizes(t.max_rows), alone.run, alone.out_of_time)
     times = dict(measuring.refined(quiet, alone.run, alone.out_of_time))
-    taken = measuring.table(list(times), busy.run, busy.out_of_time)
+    taken = measuring.table(list(times), measuring.beside(times, busy.run, busy.out_of_time), busy.out_of_time)
     return [BatchCost(rows, seconds, times[rows], 0.0, t.memory(rows)) for rows, seconds in taken]
 
 

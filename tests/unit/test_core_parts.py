@@ -64,8 +64,16 @@ def test_no_larger_batch_is_tried_where_throughput_falls_batches_get_long_or_tim
     assert [rows for rows, _ in measuring.table([1, 2, 4, 8], falls.get, lambda: False)] == [1, 2, 4]
     long = {1: 0.3, 2: 0.5, 4: 0.6}
     assert [rows for rows, _ in measuring.table([1, 2, 4], long.get, lambda: False)] == [1, 2]
-    assert measuring.table([1, 2, 4], falls.get, lambda: True) == [(1, 0.010)]
+    assert measuring.table([1, 2, 4], {1: 0.010, 2: 0.019, 4: 0.020}.get, lambda: True) == [(1, 0.010), (2, 0.019)]
     assert measuring.table([1, 2, 4], lambda rows: 0.01 if rows < 4 else None, lambda: False)[-1][0] == 2
+
+
+def test_measuring_goes_on_however_late_it_is_while_larger_batches_pay() -> None:
+    pays = {1: 0.016, 2: 0.024, 4: 0.040, 8: 0.072, 16: 0.136, 32: 0.264}
+    assert [rows for rows, _ in measuring.table(list(pays), pays.get, lambda: True)] == [1, 2, 4, 8, 16]
+    among_others = measuring.beside(pays, {1: 0.012}.get, lambda: True)  # the others are not run any more
+    found = dict(measuring.table(list(pays), among_others, lambda: True))
+    assert found == pytest.approx({rows: 0.75 * pays[rows] for rows in (1, 2, 4, 8, 16)})
 
 
 def test_a_size_that_falls_is_run_twice_before_it_is_believed() -> None:

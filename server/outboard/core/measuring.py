@@ -5,12 +5,15 @@ Nothing here runs a batch or reads a clock; the caller does, on a device or in v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 #: Seconds of a batch above which no larger one is tried.
 LONG_BATCH = 0.4
 #: Where a larger batch answers fewer rows a second than this share of the best, none larger still is tried.
 FALLING = 0.85
+#: Where a larger batch answers so many times the rows a second of the best before it, a larger one still is tried, however long measuring
+#: has taken: a table that ends there would keep batches small for as long as it is believed.
+PAYS = 1.1
 #: The two quickest runs of a batch differ by less: what else the machine does never delays two runs equally.
 ALIKE = 1.03
 #: So often a batch is run to see two alike.
@@ -48,10 +51,30 @@ def table(sizes: Sequence[int], run: Callable[[int], float | None], out_of_time:
         if seconds is None:
             break
         found.append((rows, seconds))
+        pays = rows / seconds > PAYS * best
         best = max(best, rows / seconds)
-        if seconds > LONG_BATCH or rows / seconds < FALLING * best or out_of_time():
+        if seconds > LONG_BATCH or rows / seconds < FALLING * best or (out_of_time() and not pays):
             break
     return found
+
+
+def beside(
+    alone: Mapping[int, float], run: Callable[[int], float | None], out_of_time: Callable[[], bool]
+) -> Callable[[int], float | None]:
+    """`run`, the seconds of a batch among others, as long as there is time; then what it takes `alone` times what the last one, among
+    others, took of that. Where several run at once, measuring takes as many times as long."""
+    share = 1.0
+
+    def seconds(rows: int) -> float | None:
+        nonlocal share
+        if rows in alone and rows > min(alone) and out_of_time():
+            return share * alone[rows]
+        found = run(rows)
+        if found is not None and rows in alone:
+            share = found / alone[rows]
+        return found
+
+    return seconds
 
 
 def refined(
