@@ -101,8 +101,9 @@ def parts(frame: FrameTimes) -> Iterator[tuple[str, float, float]]:
         if frame.decode:
             yield "decode", frame.ended - frame.decode, frame.ended
         return
-    yield "queue", frame.arrived, frame.filled - frame.decode
-    yield "decode", frame.filled - frame.decode, frame.filled
+    began = max(frame.arrived, frame.filled - frame.decode)  # the loop's clock stands still while it copies a small tensor itself
+    yield "queue", frame.arrived, began
+    yield "decode", began, frame.filled
     yield "queue", frame.filled, max(frame.filled, frame.ended - frame.infer)
     if frame.infer:
         yield "infer", max(frame.filled, frame.ended - frame.infer), frame.ended
