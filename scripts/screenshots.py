@@ -27,6 +27,7 @@ from outboard_client import FrameStream
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "sim:0"
 CARD = "sim:thunderbolt4,vram=8GiB,compute=8+4"
+#: Chromium would otherwise look for its vendor's hosts at each start.
 FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update --disable-sync".split()
 WIDE, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
 

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import http.server
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from screenshots import stream
 
 import graphs
 from integration.pictures import encoded, scene
 from integration.serverkit import Server, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra `test`)")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: chromium)")]
+from screenshots import stream  # noqa: E402  (it needs playwright, too)
 
-#: Chromium would otherwise look for its vendor's hosts at each start.
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +28,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(models, "--device", "sim:thunderbolt4,vram=8GiB,compute=8+4", ready=False) as running:
         running.until(lambda: "sim:0" in running.model("finder").get("devices", []), 60, "the device serves")
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

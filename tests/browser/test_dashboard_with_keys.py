@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,7 @@ from integration.serverkit import Server, serving
 from outboard.cli import app
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra `test`)")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: chromium)")]
+pytestmark = pytest.mark.browser
 
 
 @dataclass
@@ -42,14 +40,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     assert CliRunner().invoke(app, ["keys", "add", "first", "--file", str(file)]).exit_code == 0
     with serving(models, "--device", "sim:thunderbolt4,compute=8+4", env={"OUTBOARD_HTTP_KEYS": str(file)}) as running:
         yield Guarded(running, file)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
-        yield browser
-        browser.close()
 
 
 def test_with_a_key_as_password_the_page_is_live(browser, guarded: Guarded) -> None:
