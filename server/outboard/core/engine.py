@@ -721,10 +721,7 @@ class Engine:
         follows_from = most, free, costs.observations // pipeline.EVERY, device.slots
         if entry.pipeline is not None and entry.pipeline[0] == follows_from:
             return entry.pipeline[1]
-
-        def fits(depth: int) -> int:
-            return most if need is None or free == inf else need.rows(free / depth, most)
-
+        fits = pipeline.sharing(need, free, most)
         chosen = pipeline.choose(costs, device.slots, device.hand_over, fits, most if entry.fixed_rows > 1 else 0)
         entry.pipeline = follows_from, chosen
         return chosen

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from outboard.core.costs import Costs, knee
+from outboard.core.device_memory import MemoryNeed
 
 #: One batch more at once must answer more rows a second by this share.
 PAYS = 0.01
@@ -28,6 +30,11 @@ LEARNING, OUTLIER = 1 / 16, 4.0
 class Pipeline:
     depth: int  #: batches at once
     rows: int  #: of a batch at most
+
+
+def sharing(need: MemoryNeed | None, free: float, most: int) -> Callable[[int], int]:
+    """For `choose`: the rows, at most `most`, that each of so many batches may have where they share `free` bytes (inf: unknown)."""
+    return lambda depth: most if need is None or free == inf else need.rows(free / depth, most)
 
 
 def choose(costs: Costs, most: int, hand_over: float, fits: Callable[[int], int], fixed_rows: int = 0) -> Pipeline:

@@ -52,7 +52,7 @@ class Traced:
         if self._spans is not None and scope["type"] == "http" and scope["method"] == "POST" and not scope["path"].endswith("/stream"):
             trace = self._spans.begin("POST", parent, kind="server")
         else:
-            trace = tracing.of(parent) if parent is not None else tracing.Trace()
+            trace = tracing.of(parent)
         status = 499  # the client left: no answer began
 
         async def passing_on(message: Message) -> None:
@@ -83,10 +83,7 @@ class Traced:
         about: dict[str, Any] = {"method": method, "path": path, "status": status, "seconds": round(seconds, 6)}
         if model := _model(scope):
             about["model"] = model
-        if trace.frames:
-            last = trace.frames[-1]
-            about |= {"device": last.device, "outcome": last.outcome, "degraded": last.degraded}
-        log.info("%s %s %d in %.1f ms", method, ascii(path)[1:-1], status, seconds * 1e3, extra=about)
+        log.info("%s %s %d in %.1f ms", method, ascii(path)[1:-1], status, seconds * 1e3, extra=about | trace.last_frame())
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes:
@@ -125,7 +122,4 @@ def _attributes(scope: Scope, route: str, trace: tracing.Trace, status: int) -> 
         found["http.route"] = route
     if trace.request_ids:
         found["outboard.request_id"] = trace.request_ids[0]
-    if trace.frames:
-        last = trace.frames[-1]
-        found |= {"outboard.model": last.model, "outboard.device": last.device, "outboard.degraded": last.degraded}
-    return found
+    return found | trace.attributes()

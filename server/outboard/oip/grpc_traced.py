@@ -42,7 +42,7 @@ class Traced:
         if self._spans is not None:
             trace = self._spans.begin(f"{self._service}/{method}", parent, kind="server")
         else:
-            trace = tracing.of(parent) if parent is not None else tracing.Trace()
+            trace = tracing.of(parent)
         if trace.trace_id and method == "ModelInfer":  # in a stream, which has one set of trailing metadata, each inference has its own
             context.set_trailing_metadata((("traceparent", trace.header),))
         token = tracing.CURRENT.set(trace)
@@ -64,11 +64,7 @@ class Traced:
         assert self._spans is not None
         about: dict[str, Any] = {"rpc.system": "grpc", "rpc.service": self._service, "rpc.method": method}
         about["rpc.grpc.status_code"] = status.value[0]
-        if trace.frames:
-            last = trace.frames[-1]
-            about |= {"outboard.model": last.model, "outboard.device": last.device, "outboard.degraded": last.degraded}
-        error = status.name if status.name in _OURS else ""
-        self._spans.end(trace, about, error=error)
+        self._spans.end(trace, about | trace.attributes(), error=status.name if status.name in _OURS else "")
 
 
 def _parent(context: grpc.aio.ServicerContext) -> tracing.Parent | None:
@@ -87,7 +83,5 @@ def _bytes(value: str | bytes) -> bytes:
 
 def _log(method: str, model: str, trace: tracing.Trace, status: grpc.StatusCode, seconds: float) -> None:
     about: dict[str, Any] = {"method": method, "model": model[:100], "status": status.name, "seconds": round(seconds, 6)}
-    if trace.frames:
-        last = trace.frames[-1]
-        about |= {"device": last.device, "outcome": last.outcome, "degraded": last.degraded}
+    about |= trace.last_frame()
     log.info("%s of %s %s in %.1f ms", method, ascii(model[:100])[1:-1], status.name, seconds * 1e3, extra=about)

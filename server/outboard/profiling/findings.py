@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from outboard import resources
 from outboard.core.costs import Costs
 from outboard.core.device_memory import MemoryNeed
-from outboard.core.pipeline import HAND_OVER, choose
+from outboard.core.pipeline import HAND_OVER, choose, sharing
 from outboard.core.state import PIPELINE
 from outboard.profiling.run import Measured
 
@@ -36,11 +37,8 @@ def find(measured: Measured, max_rows: int, deadline: float | None) -> Findings:
     fixed = measured.loaded.fixed_rows if measured.loaded.fixed_rows > 1 else 0
     if measured.hello.link is None:
         return Findings(vram, late, most, fixed or costs.knee(most), resources.cores())
-
-    def fits(depth: int) -> int:
-        return min(most, need.rows(measured.memory.for_batches() / depth, most)) if need and measured.memory.total else most
-
-    chosen = choose(costs, PIPELINE, HAND_OVER, fits, fixed)
+    free = measured.memory.for_batches() if measured.memory.total else inf
+    chosen = choose(costs, PIPELINE, HAND_OVER, sharing(need, free, most), fixed)
     return Findings(vram, late, most, chosen.rows, chosen.depth)
 
 

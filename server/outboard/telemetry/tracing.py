@@ -2,7 +2,7 @@
 
 `CURRENT` holds it while the request is answered (http/traced.py, oip/grpc_traced.py), so that log lines name it and the runtime notes where
 the time of its frames went. It is None for nearly every request: then nothing is noted. Each frame of a stream has a trace of its own
-(telemetry/traced_streams.py): a link may last for days.
+(telemetry/frame_traces.py): a link may last for days.
 """
 
 from __future__ import annotations
@@ -79,13 +79,27 @@ class Trace:
             found["request_id"] = self.request_ids[0] if len(self.request_ids) == 1 else list(self.request_ids)
         return found
 
+    def last_frame(self) -> dict[str, Any]:
+        """Members of a request's own log line: how its last frame ended, and where."""
+        if not self.frames:
+            return {}
+        last = self.frames[-1]
+        return {"device": last.device, "outcome": last.outcome, "degraded": last.degraded}
+
+    def attributes(self) -> dict[str, Any]:
+        """Of a request's span: which model its last frame was for, and where it ran."""
+        if not self.frames:
+            return {}
+        last = self.frames[-1]
+        return {"outboard.model": last.model, "outboard.device": last.device, "outboard.degraded": last.degraded}
+
 
 CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
-def of(parent: Parent) -> Trace:
-    """A trace that is passed on as it came."""
-    return Trace(parent.trace_id, parent.span_id, parent.flags, parent)
+def of(parent: Parent | None) -> Trace:
+    """A trace that is passed on as it came; of nothing, one that only logs want."""
+    return Trace(parent.trace_id, parent.span_id, parent.flags, parent) if parent is not None else Trace()
 
 
 def context_of(trace: Trace | None) -> Context | None:
