@@ -10,15 +10,15 @@ behind one of the links, or answers more than `--max-more-ms` later.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -144,37 +144,39 @@ def table(rows: Sequence[Row]) -> Table:
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="yolov2_tiny")
-    parser.add_argument("--models", type=Path, default=Path("models"))
-    parser.add_argument("--gpus", default="RTX 3060,RTX 3080,RTX 4090")
-    parser.add_argument("--links", default="thunderbolt4")
-    parser.add_argument("--cores", type=int, default=16, help="of the host")
-    parser.add_argument("--decode-ms", type=float, default=18.4, help="of a core, to decode a 4K JPEG and fit it")
-    parser.add_argument("--min-share", type=float, default=0.97)
-    parser.add_argument("--max-more-ms", type=float, default=8.0)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-
-    gpus, links = given.gpus.split(","), given.links.split(",")
-    hosts = (f"{given.cores} cores", host(given.cores), given.decode_ms / 1e3), ("none", NO_HOST, 0.0)
-    rows = [row for name, *there in hosts for gpu in gpus for row in compare(given.models, given.model, gpu, links, UPLOADS, name, *there)]
+def main(
+    model: Annotated[str, typer.Option()] = "yolov2_tiny",
+    models: Annotated[Path, typer.Option()] = Path("models"),
+    gpus: Annotated[str, typer.Option(help="comma-separated")] = "RTX 3060,RTX 3080,RTX 4090",
+    links: Annotated[str, typer.Option(help="comma-separated")] = "thunderbolt4",
+    cores: Annotated[int, typer.Option(min=1, help="of the host")] = 16,
+    decode_ms: Annotated[float, typer.Option(help="of a core, to decode a 4K JPEG and fit it")] = 18.4,
+    min_share: Annotated[float, typer.Option(help="of the frames a second behind a link that limits nothing")] = 0.97,
+    max_more_ms: Annotated[float, typer.Option(help="of the median age")] = 8.0,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    hosts = (f"{cores} cores", host(cores), decode_ms / 1e3), ("none", NO_HOST, 0.0)
+    rows = [
+        row
+        for name, *there in hosts
+        for gpu in gpus.split(",")
+        for row in compare(models, model, gpu, links.split(","), UPLOADS, name, *there)
+    ]
     judged = [row for row in rows if row.host == hosts[0][0] and row.upload == INPUT]
-    missed = [row for row in judged if row.misses(given.min_share, given.max_more_ms)]
-    if given.json:
+    missed = [row for row in judged if row.misses(min_share, max_more_ms)]
+    if as_json:
         print(json.dumps({"rows": [dataclasses.asdict(row) for row in rows], "missed": [dataclasses.asdict(row) for row in missed]}))
     else:
         out = Console(width=120)
-        for (name, *_), title in zip(hosts, (f"A host of {given.cores} cores", "A host whose work takes no time"), strict=True):
+        for (name, *_), title in zip(hosts, (f"A host of {cores} cores", "A host whose work takes no time"), strict=True):
             out.print(title)
             out.print(table([row for row in rows if row.host == name]))
             out.print()
         for row in missed:
             ages = f"{row.more_ms:+.1f} ms, {row.more_full_ms:+.1f} under load"
             out.print(f"missed: {row.gpu} ({row.estimate}) behind {row.link}: {row.share:.3f} of its frames a second, {ages}", style="red")
-    sys.exit(1 if missed else 0)
+    raise typer.Exit(1 if missed else 0)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
