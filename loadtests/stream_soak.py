@@ -61,6 +61,7 @@ SETTLED = 2 / 3
 
 
 Film = list[tuple[bytes, dict[str, int]]]  #: JPEGs, and where the disc is
+Samples = list[tuple[float, dict[str, float]]]  #: seconds since the start, process -> private MB
 
 
 def network() -> bytes:
@@ -183,17 +184,28 @@ def memory(server: psutil.Process) -> dict[str, float]:
     return sizes
 
 
-def growth(samples: list[tuple[float, dict[str, float]]], process: str, after: float) -> float:
-    """MB a minute, by a line through the samples after `after` seconds; NaN where there are too few to say."""
-    points = [(at / 60, sizes[process]) for at, sizes in samples if at >= after and process in sizes]
+def growth(samples: Samples, process: str, after: float) -> float:
+    """MB a minute, by a line through the samples after `after` seconds; NaN where there are too few to say.
+
+    A worker that replaced a lost one comes to what that one had come to, in steps, whenever the link's next burst makes its first large
+    batches: only what it takes beyond that is growth.
+    """
+    reached = reached_by_the_lost(samples) if process not in samples[0][1] else 0.0
+    points = [(at / 60, max(sizes[process], reached)) for at, sizes in samples if at >= after and process in sizes]
     return float(np.polyfit(*np.array(points).T, 1)[0]) if len(points) >= 10 else math.nan
+
+
+def reached_by_the_lost(samples: Samples) -> float:
+    """MB of the largest worker that was there at first and is not at the end: the median of its last ten samples, 0 where none is gone."""
+    lost = samples[0][1].keys() - samples[-1][1].keys()
+    return max((float(np.median([sizes[p] for _, sizes in samples if p in sizes][-10:])) for p in lost), default=0.0)
 
 
 async def drive(
     url: str, server: psutil.Process, frames: Film, seconds: float, fps: float, every: float, stall: float, tile: int, policy: str
 ) -> Run:
     books = Books()
-    samples: list[tuple[float, dict[str, float]]] = []
+    samples: Samples = []
     began = time.monotonic()
     cpu_before = sum(psutil.Process().cpu_times()[:2])
 
@@ -248,7 +260,7 @@ class Run:
     figures: Figures
     server: dict[str, Any]  #: the server's entry of /v1/streams
     device: dict[str, Any]
-    samples: list[tuple[float, dict[str, float]]]
+    samples: Samples
     seconds: float
     generator: float  #: share of a core that this process used
     cuts: int

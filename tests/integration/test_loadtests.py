@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +112,19 @@ def test_the_soaks_network_finds_the_disc_wherever_it_is() -> None:
         scale = stream_soak.SIZE[0] / stream_soak.INPUT[0]
         assert abs((x1 + x2) / 2 * scale - place["x"]) < stream_soak.NEAR and abs((y1 + y2) / 2 * scale - place["y"]) < stream_soak.NEAR
         assert score > 0.1 and kind == 0
+
+
+def test_the_soak_tells_a_worker_that_grows_from_one_that_comes_to_what_its_predecessor_had() -> None:
+    import stream_soak
+
+    def samples(last: Callable[[float], float]) -> stream_soak.Samples:
+        """A worker of 170 MB, lost half way; the one that replaces it has `last(seconds)` MB."""
+        return [(at, {"front": 300.0, **({"worker 1": 170.0} if at < 300 else {"worker 2": last(at)})}) for at in range(0, 600, 2)]
+
+    stepping = samples(lambda at: 131.0 if at < 470 else 169.0)
+    assert abs(stream_soak.growth(stepping, "worker 2", 400)) < 0.1
+    beyond = samples(lambda at: 131.0 if at < 470 else 190.0)
+    assert stream_soak.growth(beyond, "worker 2", 400) > 2
+    leaking = samples(lambda at: 160.0 + 4 * (at - 300) / 60)
+    assert stream_soak.growth(leaking, "worker 2", 400) > 2
+    assert abs(stream_soak.growth(leaking, "front", 400)) < 0.1
