@@ -32,6 +32,7 @@ class FrameRecord:
     stretch: tuple[int, int] | None = None  #: (offset, bytes) in the slab, from Fill until nobody can touch it
     filling: bool = False
     filled: bool = False
+    coded: bool = False  #: a device is to decode it
     readers: set[int] = field(default_factory=set)  #: batches whose process may still read it
     killed: int = 0  #: workers that died of it
 
@@ -142,9 +143,18 @@ class Referee:
 
     def _fill(self, command: c.Fill) -> None:
         f = self.frames[command.frame]
-        length = -(-f.arrival.nbytes // PAGE) * PAGE
+        again = f.coded and not command.coded  # no device has decoded it: here, in the same memory
+        jpeg = f.arrival.jpeg.nbytes if f.arrival.jpeg and (command.coded or again) else 0
+        length = -(-(f.arrival.nbytes + jpeg) // PAGE) * PAGE
         start, stop = command.offset, command.offset + length
-        self._must(not f.end and f.stretch is None, f"frame {command.frame} is filled after its end, or twice")
+        f.coded = command.coded
+        self._must(not command.coded or f.arrival.jpeg is not None, f"frame {command.frame} is no JPEG, and a device is to decode it")
+        self._must(not f.end, f"frame {command.frame} is filled after its end")
+        if again:
+            self._must(f.stretch == (start, length) and f.filled, f"frame {command.frame} is decoded here after all, and not in its memory")
+            f.filling, f.filled = True, False
+            return
+        self._must(f.stretch is None, f"frame {command.frame} is filled twice")
         self._must(0 <= start and stop <= self.engine.memory.size, f"frame {command.frame} lies outside of the slab: {start}..{stop}")
         for other, (offset, nbytes) in self.held.items():
             self._must(
@@ -172,6 +182,15 @@ class Referee:
         self._must(0 < len(rows) <= cap, f"{name}: {len(rows)} rows, at most {cap}")
         self._must(len(set(command.offsets)) == len(rows), f"{name}: a row twice")
         self._fits_the_device(name, command, proof)
+        sources = {s.id: (s.offset, s.nbytes, s.source, s.length) for s in command.coded}
+        coded = {}
+        for f, _ in rows:
+            if f.coded and f.stretch and f.arrival.jpeg:
+                start, nbytes = f.stretch[0], f.arrival.nbytes
+                coded[f.arrival.frame] = start, nbytes, start + nbytes, f.arrival.jpeg.nbytes
+        self._must(sources == coded, f"{name}: its rows are said to be decoded from {sources}, and are from {coded}")
+        spec = next((d for d in self.scenario.devices if d.id == command.device), None)
+        self._must(not coded or (spec is not None and spec.decoder is not None), f"{name}: the device decodes nothing")
         for f, row in rows:
             frame = f.arrival.frame
             self._must(not f.end and f.filled, f"{name}: frame {frame} has ended or holds no pixels")
@@ -288,13 +307,15 @@ class Referee:
                 head = queue.head()
                 assert head is not None
                 for d in home:
+                    if queue.coded and engine._decodes(d, network) is None:
+                        continue
                     holds = len(queue) < engine._cap(d, network) and now <= engine._hold(now, d, queue, head) + self.scenario.lateness
-                    deferred, _ = engine._timers._at.get(("deferred", d.id, network, queue.shape), (0.0, 0))
+                    deferred, _ = engine._timers._at.get(("deferred", d.id, network, queue.shape, queue.coded), (0.0, 0))
                     deferred = now <= deferred + self.scenario.lateness  # to a quicker device
                     waits = deferred or self._waits_for_others(now, d, head)
                     idle = d.free_slots() > 0 and not holds and not waits
                     self._must(not idle, f"{len(queue)} ready rows of {network} wait while {d.id} has {d.free_slots()} free slots")
-            if home and not waiting and engine._filling < engine.config.fill_slots:
+            if home and not waiting + engine.networks[network].copying and engine._filling < engine.config.fill_slots:
                 self._nothing_waits_to_be_filled(network)
 
     def _waits_for_others(self, now: float, d: Device, head: Frame) -> bool:
@@ -349,6 +370,8 @@ class Referee:
             "zombies": [d.id for d in engine.devices.values() if d.zombies],
             "rows to fill": {n: rows for n, rows in engine._unfilled.items() if rows},
             "decode threads": engine._filling,
+            "rows that are copied": {n.id: n.copying for n in engine.networks.values() if n.copying},
+            "frames to decode on a device": {n.id: n.coded for n in engine.networks.values() if n.coded},
             "seconds to decode": engine._fill_backlog if engine._fill_backlog > 1e-6 else 0,
             "queued rows": sum(len(q) for q in engine._queues.values()),
             "overdue timers": [key for key in engine._timers._at if isinstance(key, tuple) and key[0] in ("overdue", "deadline")],

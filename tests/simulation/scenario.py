@@ -9,8 +9,9 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outboard.core.decoding import Decoder
 from outboard.core.engine import ISOLATION
-from outboard.core.state import ANYBODY, Layout, Sender
+from outboard.core.state import ANYBODY, Jpeg, Layout, Sender
 
 SHAPES = [(64, 64, 3), (32, 48, 3), (64, 64, 1), (16, 200, 3)]
 
@@ -24,6 +25,7 @@ class DeviceSpec:
     speed: float  #: costs are divided by this
     present: bool = True
     memory: int = 0  #: bytes; 0: it runs out of memory by fault only
+    decoder: Decoder | None = None  #: None: it takes pixels only
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ class Arrival:
         picture = (h + self.rows - 2) * pitch
         starts = [i * pitch + (i % 2) * w * channels for i in range(self.rows - 1)]
         return Layout(picture + h * w * channels, picture, pitch, (*starts, picture))
+
+    @property
+    def jpeg(self) -> Jpeg | None:
+        """Two of three frames are JPEGs that a device could decode."""
+        return Jpeg(100 + self.frame % 700, 1_000_000 * (1 + self.frame % 4)) if self.frame % 3 else None
 
     @property
     def row_bytes(self) -> int:
@@ -142,6 +149,7 @@ def generate(seed: int) -> Scenario:
     happenings = _arrivals(rng, models, horizon) + _faults(rng, devices, horizon) + _operators(rng, devices, models, horizon)
     if rng.random() < 0.3:  # suspects cannot be tried for a while
         happenings.append(Happening(rng.uniform(0, horizon / 2), Fault("dies-loading", ISOLATION, rng.choice([2.0, 10.0, 40.0]))))
+    devices = _decoders(random.Random(f"decoders {seed}"), devices)
     devices, models, others = _memory(random.Random(f"memory {seed}"), devices, models, horizon)
     happenings += others
     happenings.sort(key=lambda h: h.at)
@@ -242,6 +250,15 @@ def _memory(
             steps = rng.choice([1, 4])
             happenings += [Happening(at + seconds * i, Fault("memory", device.id, seconds, most * (i + 1) // steps)) for i in range(steps)]
     return devices, models, happenings
+
+
+def _decoders(rng: random.Random, devices: list[DeviceSpec]) -> list[DeviceSpec]:
+    """Some accelerators decode, quickly or slowly."""
+    found = []
+    for device in devices:
+        decoder = rng.choice([None, Decoder(0.0005, 1e-9), Decoder(0.001, 2e-8)])
+        found.append(replace(device, decoder=decoder if device.kind != "cpu" else None))
+    return found
 
 
 def _operators(rng: random.Random, devices: list[DeviceSpec], models: tuple[ModelSpec, ...], horizon: float) -> list[Happening]:

@@ -60,6 +60,7 @@ class World:
             load_limit=30.0,
             isolation_idle=5.0,
             headroom=1 << 20,
+            decode="device" if scenario.seed % 4 == 1 else "auto",
             spill_beside=("gpu", "sim") if scenario.seed % 2 else (),
             failback=FAILBACK,
         )
@@ -158,6 +159,7 @@ class World:
             fill_cost=a.fill_cost,
             digest=a.digest if self.engine.poison else b"",
             layout=a.layout,
+            jpeg=a.jpeg,
             sender=self.scenario.sender(a),
         )
         self._act("admit", a.frame)
@@ -291,7 +293,7 @@ class World:
             self.referee.proofs[device, p.generation].ready.add(network)
         if p.device.kind == "cpu":
             self.golden.add(network)
-        self.engine.loaded(self.now, device, p.generation, network, costs, model.fixed_rows)
+        self.engine.loaded(self.now, device, p.generation, network, costs, model.fixed_rows, p.device.decoder)
         self._act("loaded", device, p.generation, network)
 
     @staticmethod
@@ -306,6 +308,8 @@ class World:
         if p.broken:
             seconds = 0.0005
         slot = min(range(len(p.busy)), key=p.busy.__getitem__)
+        if command.coded and p.device.decoder is not None:
+            p.busy[slot] = max(self.now, p.busy[slot]) + self._decoding(p, command)
         p.busy[slot] = max(self.now, p.busy[slot]) + seconds
         poison = [f for f, _ in rows if f.arrival.flaw == "poison"]
         need = self._need(p, command)
@@ -317,6 +321,11 @@ class World:
             self._at(p.busy[slot] - seconds * self.rng.random(), self._says, p, self._dies_of, command.batch)
         else:
             self._at(p.busy[slot], self._says, p, self._ends_batch, command, seconds, False)
+
+    def _decoding(self, p: Process, command: c.Dispatch) -> float:
+        decoder = p.device.decoder
+        pixels = [jpeg.pixels for source in command.coded if (jpeg := self.referee.frames[source.id].arrival.jpeg)]
+        return sum(map(decoder.seconds, pixels)) if decoder else 0.0
 
     def _need(self, p: Process, command: c.Dispatch) -> int:
         model = self.referee.models[command.network]
@@ -333,7 +342,7 @@ class World:
         device, generation, batch = p.device.id, p.generation, command.batch
         rows = self.referee.batches[batch].rows
         counts = not self.referee.proofs[device, generation].ended
-        kind = ""
+        kind, undecoded = "", []
         if not short:
             p.batches -= self._need(p, command)
         if p.sticky:
@@ -342,6 +351,8 @@ class World:
             kind = "unknown"
         elif short or (self._is("oom", device) and len(rows) > self.oom_above[device]):
             kind = "oom"
+        elif command.coded and (bad := [i for i, (f, _) in enumerate(rows) if self._not_for_decoders(f.arrival)]):
+            kind, undecoded = "decode", bad
         elif any(f.arrival.flaw == "bad_input" for f, _ in rows):
             kind = "input"
         if counts:
@@ -349,13 +360,20 @@ class World:
             if kind == "oom":
                 self.referee.out_of_memory(self.now, device, generation, command.network, len(rows))
         if kind:
-            self.engine.batch_failed(self.now, device, generation, batch, kind, "as the scenario says")
+            self.engine.batch_failed(self.now, device, generation, batch, kind, "as the scenario says", undecoded)
             self._act("batch_failed", device, generation, batch, kind)
         else:
             self.referee.ending = batch if counts else None
+            if command.coded:
+                self.engine.decoded(self.now, device, generation, batch, self._decoding(p, command) * self.rng.uniform(0.7, 1.4))
             self.engine.batch_done(self.now, device, generation, batch, seconds)
             self._act("batch_done", device, generation, batch)
             self.referee.ending = None
+
+    @staticmethod
+    def _not_for_decoders(arrival: Arrival) -> bool:
+        """Damaged, or of a kind that only the host's decoder knows."""
+        return arrival.flaw == "undecodable" or arrival.frame % 20 == 7
 
     def _heard(self, p: Process) -> None:
         self.engine.heard(self.now, p.device.id, p.generation)
@@ -393,7 +411,7 @@ class World:
     def _carry_out(self, command: c.Command) -> None:
         match command:
             case c.Fill():
-                cost = self.referee.frames[command.frame].arrival.fill_cost
+                cost = 0.0001 if command.coded else self.referee.frames[command.frame].arrival.fill_cost
                 self.after(cost * self.rng.uniform(0.5, 2.0), self._fills, command.frame)
             case c.Refuse(slug="poison_frame"):
                 self.engine.remember_poison(self.now, self.referee.frames[command.frame].arrival.digest)
@@ -430,7 +448,8 @@ class World:
                 self.after(0.001, self._says, p, self._heard)
 
     def _fills(self, frame: int) -> None:
-        ok = self.referee.frames[frame].arrival.flaw != "undecodable"
+        record = self.referee.frames[frame]
+        ok = record.coded or record.arrival.flaw != "undecodable"
         self.referee.fill_ends(frame, ok)
         if ok:
             self.engine.filled(self.now, frame)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outboard.core.state import Picture, Shape
+from outboard.core.state import Coded, Picture, Shape
 
 
 @dataclass(slots=True, frozen=True)
 class Fill:
-    """Decode this frame now: write its rows to the slab from `offset` on, side by side or as its layout says, then call `filled`."""
+    """Decode this frame now: write its rows to the slab from `offset` on, side by side or as its layout says, then call `filled`. `coded`:
+    a device decodes it, so write its bytes behind the place of its rows instead. It may have to be decoded here after that."""
 
     frame: int
     offset: int
+    coded: bool = False
 
 
 @dataclass(slots=True, frozen=True)
 class Dispatch:
     """Send a batch to a device's worker. `offsets` are slab offsets of the rows, in batch order; those inside one of `pictures` are cut
-    out of it."""
+    out of it, and those of one of `coded` are decoded there first."""
 
     device: str
     generation: int
@@ -27,6 +29,7 @@ class Dispatch:
     shape: Shape
     offsets: list[int]
     pictures: tuple[Picture, ...] = ()
+    coded: tuple[Coded, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

@@ -16,6 +16,10 @@ go to the lowest rank on which their network is ready: accelerators first, the C
 its device is *suspect*: its rows are queued again and the first answer wins. When a device is lost its batches' rows are
 queued again, the worker is killed and nobody waits for it.
 
+Decoding. A JPEG is decoded by a thread, or by a device that can (`core/decoding.py`): then `Fill` only copies its bytes, its rows wait in a
+`ReadyQueue` of their own, and only devices with a decoder take them. It has one try there: whatever becomes of that batch but an answer,
+and where no decoder is left, its frame goes back to the decode threads (`_recode`), in memory that it has had for that all along.
+
 Memory. A frame's rows are slab bytes from `Fill` until the frame is finished *and* no process that may still read them lives:
 batches of a lost generation hold them until `worker_gone`. Rows lie side by side, or are cut out of one picture (`Layout`) by the device.
 
@@ -32,23 +36,25 @@ Every path that touches a frame later must look at `finished` first, and memory 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any
 
 from outboard.core import commands as c
-from outboard.core import in_time, pipeline, placement
+from outboard.core import decoding, in_time, pipeline, placement
 from outboard.core.costs import BatchCost, Costs
+from outboard.core.decoding import Decoder, Way
 from outboard.core.device_memory import DeviceMemory, MemoryNeed
 from outboard.core.failback import FailbackPolicy, LossHistory
 from outboard.core.fair import FairQueue, Turn
 from outboard.core.isolation import Poison, Suspects
+from outboard.core.link import Link
 from outboard.core.live import LiveStreams, most_rows, room
 from outboard.core.memory import Allocator, OutOfSlab
 from outboard.core.pipeline import Pipeline
 from outboard.core.ready import ReadyQueue
-from outboard.core.state import ANYBODY, LIVE, Batch, Device, Frame, Layout, Network, OnDevice, Sender, Shape
+from outboard.core.state import ANYBODY, LIVE, Batch, Device, Frame, Jpeg, Layout, Network, OnDevice, Sender, Shape
 from outboard.core.timers import Timers
 
 ISOLATION = "isolation"
@@ -80,6 +86,7 @@ class EngineConfig:
     poison_memory: float = 600.0  #: a poison frame's digest is refused at once for this long
     poison_kept: int = 1024
     spill_beside: tuple[str, ...] = ("gpu",)  #: kinds of accelerators beside which the CPU takes rows that it answers earlier
+    decode: decoding.Setting = "auto"  #: where JPEGs are decoded
     headroom: int = 0  #: bytes of a device's memory that are left to other programs
     oom_patience: float = 10.0  #: from running out of memory to the next larger batch; it doubles with each time, up to
     oom_patience_max: float = 600.0
@@ -98,10 +105,11 @@ class Engine:
         self.poison = Poison(config.poison_memory, config.poison_kept)
         self.commands: list[c.Command] = []
         self._rng = random.Random(seed)
-        self._queues: dict[tuple[str, Shape], ReadyQueue] = {}
+        self._queues: dict[tuple[str, Shape, bool], ReadyQueue] = {}
         self._to_fill: dict[str, FairQueue[Frame]] = {}
         self._live = LiveStreams()
-        self._filling = 0
+        self._filling = 0  # decode threads
+        self._filling_seconds = 0.0  # that these are expected to take, from when they began
         self._fill_backlog = 0.0  # expected decode seconds not yet begun
         self._unfilled: dict[str, int] = {}  # network -> rows admitted and not yet ready
         self._suspects = Suspects(config.isolation_tries, config.isolation_retry)
@@ -210,12 +218,13 @@ class Engine:
         digest: bytes = b"",
         row_bytes: int = 0,
         layout: Layout | None = None,
+        jpeg: Jpeg | None = None,
         sender: Sender = ANYBODY,
     ) -> None:
         """Take a frame in, or refuse it before any work is spent on it.
 
         `shape` is what its rows must share with others of a batch, `row_bytes` their size (0: uint8 pixels of `shape`), `layout` how they
-        lie in its memory (None: side by side); `deadline` absolute, `inf`: none; `fill_cost` the expected seconds of a decode thread;
+        lie in its memory (None: side by side), `jpeg` what a device would need to decode it (None: it cannot); `deadline` absolute, `inf`: none; `fill_cost` the expected seconds of a decode thread;
         `digest` names the submitted bytes (only needed while `poison` is not empty).
         """
         assert frame not in self.frames, frame
@@ -236,6 +245,7 @@ class Engine:
             fill_cost=fill_cost,
             sender=sender,
             layout=layout,
+            jpeg=jpeg,
             waiting=set(range(rows)),
         )
         if f.nbytes > self.memory.size:
@@ -251,7 +261,7 @@ class Engine:
             return
         place = sum(older.rows for older in self._live.undecoded(sender.live)) if sender.live else 0
         # A live frame that takes the place of one that was admitted adds nothing: refused, it would leave the older one to be answered.
-        if place < rows and now + (wait := self.estimate(network, rows, fill_cost)) > deadline:
+        if place < rows and now + (wait := self.estimate(network, rows, fill_cost, jpeg)) > deadline:
             late = now + wait - deadline
             detail = (
                 f"the work before it takes about {wait * 1e3:.0f} ms, its deadline is in {(deadline - now) * 1e3:.0f} ms; "
@@ -262,9 +272,7 @@ class Engine:
         self.frames[frame] = f
         entry.frames += 1
         entry.strict += sender.strict
-        self._unfilled[network] += rows
-        self._fill_backlog += fill_cost
-        self._to_fill[network].push((sender.station, bool(sender.live)), f.due, f.seq, f, cost=max(fill_cost, 1e-4 * rows))
+        self._wait_to_fill(f)
         if deadline < inf:
             self._timers.set(("deadline", frame), deadline)
         if sender.live:
@@ -272,25 +280,42 @@ class Engine:
                 self._refuse(now, older, "superseded", "a newer frame of its stream took its place")
         self._pump(now)
 
+    def _wait_to_fill(self, f: Frame) -> None:
+        """For a decode thread, or for a device's decoder."""
+        f.to_fill = True
+        self._unfilled[f.network] += f.rows
+        self._fill_backlog += f.fill_cost
+        turn = f.sender.station, bool(f.sender.live)
+        self._to_fill[f.network].push(turn, f.due, f.seq, f, cost=max(f.fill_cost, 1e-4 * f.rows))
+
     def filled(self, now: float, frame: int) -> None:
-        """The frame's rows lie in the slab."""
-        f = self.frames[frame]
-        self._filling -= 1
-        f.filling, f.filled, f.ready = False, True, now
-        self._unfilled[f.network] -= f.rows
+        """The frame's rows lie in the slab, or what a device decodes them from."""
+        f = self._fill_ended(frame)
+        f.filled, f.ready = True, now
         if f.finished:
             self._release(now, f)
         else:
-            for row in range(f.rows):
-                self._queue(f).push(f, row)
+            for row in sorted(f.waiting):
+                if f.suspect:
+                    self._suspects.add(f, row)
+                else:
+                    self._queue(f).push(f, row)
         self._pump(now)
+
+    def _fill_ended(self, frame: int) -> Frame:
+        f = self.frames[frame]
+        f.filling = False
+        self._unfilled[f.network] -= f.rows
+        if f.coded:
+            self.networks[f.network].copying -= f.rows
+        else:
+            self._filling -= 1
+            self._filling_seconds = max(0.0, self._filling_seconds - f.fill_cost) if self._filling else 0.0
+        return f
 
     def fill_failed(self, now: float, frame: int, slug: str, detail: str) -> None:
         """Its image cannot be decoded."""
-        f = self.frames[frame]
-        self._filling -= 1
-        f.filling = False
-        self._unfilled[f.network] -= f.rows
+        f = self._fill_ended(frame)
         if f.finished:
             self._release(now, f)
         else:
@@ -304,10 +329,12 @@ class Engine:
             self._refuse(now, f, "client_left", "the client closed the connection")
             self._pump(now)
 
-    def estimate(self, network: str, rows: int, fill_cost: float = 0.0) -> float:
+    def estimate(self, network: str, rows: int, fill_cost: float = 0.0, jpeg: Jpeg | None = None) -> float:
         """Expected seconds until a frame that arrives now is answered: the decode and device work before it, then its own."""
-        decode = (self._fill_backlog + fill_cost) / self.config.fill_slots
         own = self._home(network)
+        here = self._decoder(network) if jpeg else None
+        there = here[1].seconds(jpeg.pixels) if jpeg and here else 0.0
+        decode = decoding.together(self._fill_backlog + fill_cost, self.config.fill_slots, fill_cost, there)
         if not own:
             return decode  # nothing is known yet: admitted, and bounded by its deadline
         work = self._work(own, network, rows)
@@ -369,9 +396,11 @@ class Engine:
         self._timers.cancel(("deadline", f.id))
         for row in list(f.queued):
             self._queue(f).withdraw(f, row)
-        if not f.filled and not f.filling and f.offset < 0:
+        if f.to_fill:
+            f.to_fill = False
             self._unfilled[f.network] -= f.rows
             self._fill_backlog = max(0.0, self._fill_backlog - f.fill_cost)
+        self.networks[f.network].coded.pop(f.id, None)
         f.waiting.clear()
         if f.sender.live:
             self._live.leave(f)
@@ -392,7 +421,7 @@ class Engine:
         self._drop_if_drained(now, f.network)
 
     def _queue(self, f: Frame) -> ReadyQueue:
-        key = (f.network, f.shape)
+        key = (f.network, f.shape, f.coded)
         queue = self._queues.get(key)
         if queue is None:
             # Pipelines send rows of many widths: queues that are empty and not in use now make room.
@@ -412,6 +441,7 @@ class Engine:
     # ---------------------------------------------------------------- filling and dispatching
 
     def _pump(self, now: float) -> None:
+        self._recall(now)
         self._fill(now)
         before = self._batches, self._finished
         again = True
@@ -428,22 +458,103 @@ class Engine:
 
     def _fill(self, now: float) -> None:
         """Start decoding, as far as threads, memory and the devices' appetite go."""
-        while self._filling < self.config.fill_slots and (found := self._next_to_fill(now)) is not None:
+        while (self._filling < self.config.fill_slots or self._decoders_wait()) and (found := self._next_to_fill(now)) is not None:
             queue, turn, f = found
             if self._hopeless(now, f):
                 self._give_up(now, f)
                 continue
-            try:
-                f.offset = self.memory.alloc(f.nbytes)
-            except OutOfSlab:
+            entry = self.networks[f.network]
+            there = self._decoded_there(now, f)
+            if there is None and self._filling >= self.config.fill_slots:
+                return
+            if f.offset < 0 and not self._allocate(f, there is not None):
                 return  # whoever is first gets the next free memory: nobody small may starve it
             queue.pop(turn)
-            f.filling = True
-            self._filling += 1
+            f.to_fill, f.filling = False, True
             self._fill_backlog = max(0.0, self._fill_backlog - f.fill_cost)
+            if f.coded:
+                entry.coded[f.id] = there or 0.0
+                entry.copying += f.rows
+            else:
+                self._filling += 1
+                self._filling_seconds += f.fill_cost
             if f.sender.live:
-                self.networks[f.network].decoded[f.id] = f.rows
-            self.commands.append(c.Fill(f.id, f.offset))
+                entry.decoded[f.id] = f.rows
+            self.commands.append(c.Fill(f.id, f.offset, f.coded))
+
+    def _allocate(self, f: Frame, coded: bool) -> bool:
+        """Take memory for it, and with `coded`, where there is enough, for what a device decodes."""
+        for f.coded in (True, False) if coded and self._filling < self.config.fill_slots else (coded,):
+            try:
+                f.offset = self.memory.alloc(f.nbytes)
+                return True
+            except OutOfSlab:
+                f.coded = False
+        return False
+
+    # ---------------------------------------------------------------- decoding on a device
+
+    def _decoder(self, network: str) -> tuple[Device, Decoder] | None:
+        """The first device of those that serve the network which can decode for it."""
+        for d in self._home(network):
+            if (decoder := self._decodes(d, network)) is not None:
+                return d, decoder
+        return None
+
+    def _decodes(self, device: Device, network: str) -> Decoder | None:
+        """What the device decodes with; None: it takes pixels only, or none while the host is to decode."""
+        if device.distrusted or self.config.decode == "host":
+            return None
+        entry = device.networks.get(network)
+        return entry.decoder if entry is not None else None
+
+    def _decoders_wait(self) -> bool:
+        """Frames may wait for a decode thread that a device could decode."""
+        return any(queue and self._decoder(network) for network, queue in self._to_fill.items())
+
+    def _decoded_there(self, now: float, f: Frame) -> float | None:
+        """Expected seconds of a device's decoder where that is to decode the frame; None: a thread of the host is."""
+        if f.jpeg is None or f.offset >= 0 or (found := self._decoder(f.network)) is None:  # with memory it has had its try
+            return None
+        if f.pixel_bytes + f.jpeg.nbytes > self.memory.size:
+            return None
+        device, decoder = found
+        seconds, waiting = decoder.seconds(f.jpeg.pixels), self._ready_rows(f.network)
+        pixels, compressed = (device.link.upload(n) if device.link else 0.0 for n in (f.pixel_bytes, f.jpeg.nbytes))
+        host = Way(decoding.thread_free(self._filling_seconds, self._filling, self.config.fill_slots), f.fill_cost, pixels)
+        there = Way(sum(self.networks[f.network].coded.values()), seconds, compressed)
+        compute = self._work([device], f.network, self._cap(device, f.network)) / self._cap(device, f.network) * f.rows
+        behind = device.ahead(now) + (self._work([device], f.network, waiting) if waiting else 0.0)
+        return seconds if decoding.on_device(self.config.decode, host, there, compute, behind) else None
+
+    def _recall(self, now: float) -> None:
+        """What no device is left to decode goes to the decode threads."""
+        for queue in [q for q in self._queues.values() if q.coded and len(q) and self._decoder(q.network) is None]:
+            for f in queue.frames():
+                self._recode(f)
+
+    def _recode(self, f: Frame) -> None:
+        """The host decodes the frame after all."""
+        for row in list(f.queued):
+            self._queue(f).withdraw(f, row)
+        self.networks[f.network].coded.pop(f.id, None)
+        self.networks[f.network].decoded.pop(f.id, None)
+        f.coded = f.filled = False
+        self._wait_to_fill(f)
+
+    def decoded(self, now: float, device: str, generation: int, batch: int, seconds: float) -> None:
+        """Call before `batch_done`: the device took so many seconds to decode the batch's pictures (0: they were there already)."""
+        d = self.devices.get(device)
+        b = d.running.get(batch) if d is not None and d.generation == generation else None
+        if d is None or b is None:
+            return
+        entry, coded = d.networks.get(b.network), self.networks[b.network].coded
+        frames = {f.id: f for f, _ in b.rows if f.coded and f.jpeg is not None}
+        pixels = [f.jpeg.pixels for f in frames.values() if f.jpeg is not None and f.id in coded]
+        if entry is not None and entry.decoder is not None and pixels:
+            entry.decoder = entry.decoder.observed(pixels, seconds)
+        for frame in frames:
+            coded.pop(frame, None)
 
     def _hopeless(self, now: float, f: Frame) -> bool:
         """It would be answered too late even if it were next, so decoding it would only make others late. While nothing runs that would
@@ -451,7 +562,9 @@ class Engine:
         ready = [d for d in self._ranked if self._ready(d, f.network)]
         if not any(d.running for d in ready):
             return False
-        soonest = min(max(f.fill_cost, d.ahead(now)) + costs.latency(1) for d in ready if (costs := d.networks[f.network].costs))
+        there = self._decoder(f.network) if f.jpeg else None
+        decode = min(f.fill_cost, there[1].seconds(f.jpeg.pixels)) if f.jpeg and there else f.fill_cost
+        soonest = min(max(decode, d.ahead(now)) + costs.latency(1) for d in ready if (costs := d.networks[f.network].costs))
         return now + soonest > f.deadline
 
     def _next_to_fill(self, now: float) -> tuple[FairQueue[Frame], Turn[Frame], Frame] | None:
@@ -461,7 +574,8 @@ class Engine:
         for network, queue in self._to_fill.items():
             if not queue:
                 continue
-            hungry = {False: self._ready_rows(network) < self._appetite(network)}  # by live; asked once, and only where such rows wait
+            under_way = self._ready_rows(network) + self.networks[network].copying
+            hungry = {False: under_way < self._appetite(network)}  # by live; asked once, and only where such rows wait
 
             def wanted(key: Any, network: str = network, hungry: dict[bool, bool] = hungry) -> bool:
                 live = key[1]
@@ -565,13 +679,15 @@ class Engine:
         for queue in self._queues.values():
             if not len(queue) or not self._ready(device, queue.network):
                 continue
+            if queue.coded and self._decodes(device, queue.network) is None:
+                continue
             if not (surplus := self._surplus(now, device, queue)):
                 self._deferred = True
                 continue
             head = queue.head()
             assert head is not None
             if len(queue) < self._cap(device, queue.network) and now < (until := self._hold(now, device, queue, head)):
-                self._timers.set(("hold", device.id, queue.network, queue.shape), until)
+                self._timers.set(("hold", device.id, queue.network, queue.shape, queue.coded), until)
                 if device.running and not device.parallel:
                     in_time_due = min(in_time_due, head.due)
                 continue
@@ -586,6 +702,8 @@ class Engine:
         """Of the rows that wait there, how many this device should take; others answer the rest earlier."""
         network = queue.network
         home = self._home(network)
+        if queue.coded:
+            home = [d for d in home if self._decodes(d, network) is not None]
         waiting = len(queue)
         if device not in home:  # the CPU, beside accelerators
             if self.networks[network].strict or any(d.kind not in self.config.spill_beside for d in home):
@@ -598,10 +716,10 @@ class Engine:
         rows = min(len(queue), placement.surplus(self._offer(now, device, queue), others, waiting))
         if not rows and device.state in LIVE and device.free_slots() > 0:
             # Look again when one of the others should have answered, in case that it has not.
-            self._timers.set(("deferred", device.id, network, queue.shape), now + max(1e-3, min(o.first for o in others)))
+            self._timers.set(("deferred", device.id, network, queue.shape, queue.coded), now + max(1e-3, min(o.first for o in others)))
         return rows
 
-    def _on_deferred(self, now: float, device: str, network: str, shape: Shape) -> None:
+    def _on_deferred(self, now: float, device: str, network: str, shape: Shape, coded: bool) -> None:
         """Another device was to have taken these rows by now; `tick` pumps."""
 
     def _offer(self, now: float, device: Device, queue: ReadyQueue) -> placement.Offer:
@@ -634,6 +752,7 @@ class Engine:
         assert costs is not None
         if device.running and not device.parallel:
             upload = costs.latency(len(queue)) - costs.expected(len(queue))  # and download: what a pipeline does beside the batch before
+            upload += self._decode_seconds(device, network, queue.urgent(self._cap(device, network))) if queue.coded else 0.0
             lead = self.config.pipeline_lead * sum(b.cost for b in device.running.values()) + max(device.hand_over, 0.001)
             return now + device.ahead(now) - upload - lead
         cap = self._cap(device, network)
@@ -645,7 +764,12 @@ class Engine:
             until = max(until, head.ready + wait)
         return min(until, head.deadline - 2 * costs.expected(cap))
 
-    def _on_hold(self, now: float, device: str, network: str, shape: Shape) -> None:
+    def _decode_seconds(self, device: Device, network: str, frames: Iterable[Frame]) -> float:
+        """Of the device's decoder, for those that it has not decoded yet."""
+        decoder, coded = self._decodes(device, network), self.networks[network].coded
+        return sum(decoder.seconds(f.jpeg.pixels) for f in frames if f.jpeg and f.id in coded) if decoder else 0.0
+
+    def _on_hold(self, now: float, device: str, network: str, shape: Shape, coded: bool) -> None:
         """Rows have waited long enough for company; `tick` pumps."""
 
     def _dispatch(self, now: float, device: Device, network: str, shape: Shape, rows: list[tuple[Frame, int]]) -> None:
@@ -658,6 +782,9 @@ class Engine:
         if costs:
             expected = costs.latency(len(rows)) if alone else costs.expected(len(rows))
         batch = Batch(self._batches, device.id, device.generation, network, rows, now, alone, expected, expected + device.ahead(now))
+        coded = {f.id: f for f, _ in rows if f.coded}
+        batch.decode = self._decode_seconds(device, network, coded.values())
+        batch.expected += batch.decode + sum(b.decode for b in device.running.values())
         batch.degraded = self._answers_degraded(device, network)
         device.running[batch.id] = batch
         for f, _ in rows:
@@ -671,7 +798,8 @@ class Engine:
         self._timers.set(("overdue", batch.id, device.id), now + limit)
         pictures = tuple({f.id: p for f, _ in rows if (p := f.picture()) is not None}.values())
         offsets = [f.place(row) for f, row in rows]
-        self.commands.append(c.Dispatch(device.id, device.generation, batch.id, network, shape, offsets, pictures))
+        sources = tuple(source for f in coded.values() if (source := f.source()) is not None)
+        self.commands.append(c.Dispatch(device.id, device.generation, batch.id, network, shape, offsets, pictures, sources))
 
     def _cap(self, device: Device, network: str) -> int:
         """Rows of one batch: the knee, bounded by the model, by a frozen batch axis and by what memory taught."""
@@ -877,8 +1005,11 @@ class Engine:
         if d.state == "suspect" and not any(b.overdue for b in d.running.values()):
             self._settle(now, d)
 
-    def batch_failed(self, now: float, device: str, generation: int, batch: int, kind: str, message: str) -> None:
-        """The worker could not run the batch. `kind`: input, oom, sticky, unknown (devices/protocol.py)."""
+    def batch_failed(
+        self, now: float, device: str, generation: int, batch: int, kind: str, message: str, undecoded: Collection[int] = ()
+    ) -> None:
+        """The worker could not run the batch. `kind`: input, oom, sticky, decode, unknown (devices/protocol.py); `undecoded`: indexes of
+        the rows that it could not decode."""
         d, b = self._batch_ended(now, device, generation, batch)
         if b is None or d is None:
             return
@@ -892,6 +1023,11 @@ class Engine:
         entry = d.networks.get(b.network)
         if entry is None:  # retired meanwhile: nobody waits for these rows
             assert not rows, (b.network, len(rows))
+        elif kind == "decode":
+            # What is wrong with the picture, if anything, the host says: there is one place that judges files.
+            bad = {b.rows[i][0].id for i in undecoded if i < len(b.rows)} or {f.id for f, _ in rows}
+            self._requeue([(f, row) for f, row in rows if f.id in bad])
+            self._requeue([(f, row) for f, row in rows if f.id not in bad], again=True)
         elif kind == "oom" and len(b.rows) > 1:
             entry.cap = max(1, min(len(b.rows) // 2, entry.cap or len(b.rows)))  # a larger batch that was on its way teaches nothing new
             self._wait_for_memory(now, d, b.network)
@@ -910,7 +1046,8 @@ class Engine:
             # The device's fault or the row's? The isolation worker's CPU gives the second opinion, and perhaps the answer.
             for f, row in rows:
                 self._suspect(f)
-                self._suspects.add(f, row)
+                if f.filled:
+                    self._suspects.add(f, row)
                 f.failed_on = d.id
             d.failures += 1
         else:
@@ -930,7 +1067,7 @@ class Engine:
     def _run_singly(self, now: float, d: Device, b: Batch, rows: list[tuple[Frame, int]]) -> None:
         self._requeue([(f, row) for f, row in rows if f.suspect])  # another worker has died of its other rows
         for f, row in rows:
-            if not f.suspect:
+            if not f.suspect and f.filled and row not in f.queued:  # else the host has it decoded meanwhile
                 self._dispatch_over(now, d, b.network, f, row)
 
     def _dispatch_over(self, now: float, d: Device, network: str, f: Frame, row: int) -> None:
@@ -958,10 +1095,13 @@ class Engine:
         if not b.overdue:
             self._requeue(b.rows)
 
-    def _requeue(self, rows: list[tuple[Frame, int]]) -> None:
+    def _requeue(self, rows: list[tuple[Frame, int]], again: bool = False) -> None:
+        """`again`: what a device decodes may be decoded there once more."""
         for f, row in rows:
-            if not f.finished and row in f.waiting:
-                if f.suspect:
+            if not f.finished and row in f.waiting and f.filled:  # else it is being decoded here, and all that wait are queued after that
+                if f.coded and not again:
+                    self._recode(f)
+                elif f.suspect:
                     self._suspects.add(f, row)
                 else:
                     self._queue(f).push(f, row)
@@ -1020,12 +1160,12 @@ class Engine:
         if d.generation == generation and d.state == "starting":
             self.device_lost(now, device, generation, f"its worker did not come up within {self.config.start_limit:.0f} s", explained=True)
 
-    def hello(self, now: float, device: str, generation: int) -> None:
-        """The worker is up: load everything."""
+    def hello(self, now: float, device: str, generation: int, link: Link | None = None) -> None:
+        """The worker is up: load everything. `link`: as it measured it."""
         d = self._current(now, device, generation)
         if d is None:
             return
-        d.up = True
+        d.up, d.link = True, link
         self._set_state(now, d, "warming", "")
         # What may have killed the worker before comes last, so that the others get their turn.
         for network in sorted(self.networks.values(), key=lambda n: n.deaths.get(device, 0)):
@@ -1061,8 +1201,10 @@ class Engine:
         network: str,
         costs: Sequence[BatchCost | tuple[int, float]],
         fixed_rows: int = 0,
+        decoder: Decoder | None = None,
     ) -> None:
-        """The network runs there. On the CPU it is ready; elsewhere its golden answer is checked first."""
+        """The network runs there. On the CPU it is ready; elsewhere its golden answer is checked first. `decoder`: what it decodes JPEGs
+        with (None: it takes pixels only)."""
         d = self._current(now, device, generation)
         if d is None or network not in d.networks:
             return
@@ -1070,7 +1212,7 @@ class Engine:
         entry = d.networks[network]
         entry.costs = Costs(costs)
         entry.need = MemoryNeed.fit([(m.rows, m.memory) for m in costs if isinstance(m, BatchCost)])
-        entry.fixed_rows = fixed_rows
+        entry.fixed_rows, entry.decoder = fixed_rows, decoder
         if d.parallel:
             entry.state = "ready"
             self._placement_changed()
@@ -1251,6 +1393,7 @@ class Engine:
             for f, _ in b.rows:
                 if f.finished:
                     continue
+                d.distrusted = d.distrusted or f.coded
                 if (d.id, now) not in f.deaths:
                     f.deaths.append((d.id, now))
                 self._suspect(f)
@@ -1260,6 +1403,10 @@ class Engine:
     def _suspect(self, f: Frame) -> None:
         """Its rows run alone from now on."""
         f.suspect = True
+        if f.coded:
+            if f.filled:
+                self._recode(f)
+            return
         for row in list(f.queued):
             self._queue(f).withdraw(f, row)
             self._suspects.add(f, row)
@@ -1315,6 +1462,7 @@ class Engine:
         """An operator ends a quarantine or an ejection."""
         d = self.devices[device]
         d.history.reset()
+        d.distrusted = False
         self._forgive_deaths(device)
         d.until = None
         if d.state in ("quarantined", "ejected", "lost"):

@@ -43,10 +43,11 @@ class LiveStreams:
             if len(frames) > 1:
                 rows = 0  # of newer ones
                 for f in reversed(frames):
-                    if f.filled and f.queued == f.waiting:
+                    again = f.to_fill and f.offset >= 0  # its device was to decode it
+                    if again or (f.filled and f.queued == f.waiting):
                         if rows and rows >= most(f.network):
                             found.append(f)
-                        rows += len(f.queued)
+                        rows += len(f.waiting)
         return found
 
 

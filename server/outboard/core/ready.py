@@ -1,4 +1,5 @@
-"""Rows that are decoded and wait for a device, of one network and shape. Stations take turns; a station's rows leave by due time."""
+"""Rows that wait for a device, of one network and shape, decoded or to be decoded there. Stations take turns; a station's rows leave by due
+time."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from outboard.core.state import Frame, Shape
 
 
 class ReadyQueue:
-    """Rows of equal shape for one network. An entry counts while its row is in `frame.queued`."""
+    """Rows of equal shape for one network. An entry counts while its row is in `frame.queued`. `coded`: whoever takes them
+    decodes them; what the host was to decode after all counts no more."""
 
-    def __init__(self, network: str, shape: Shape):
+    def __init__(self, network: str, shape: Shape, coded: bool = False):
         self.network = network
         self.shape = shape
-        self._rows: FairQueue[Frame] = FairQueue(lambda frame, row: row in frame.queued)
+        self.coded = coded
+        self._rows: FairQueue[Frame] = FairQueue(lambda frame, row: row in frame.queued and frame.coded == coded)
         self._live = 0
 
     def __len__(self) -> int:
@@ -36,6 +39,10 @@ class ReadyQueue:
     def urgent(self, most: int) -> list[Frame]:
         """The frames of up to `most` rows, those first that are due first."""
         return self._rows.most_urgent(most)
+
+    def frames(self) -> list[Frame]:
+        """All that have rows here."""
+        return list({f.id: f for f in self._rows.most_urgent(len(self))}.values())
 
     def take(self, most: int) -> list[tuple[Frame, int]]:
         """Up to `most` rows, in turns."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from outboard.core.costs import Costs
+from outboard.core.decoding import Decoder
 from outboard.core.device_memory import DeviceMemory, MemoryNeed
 from outboard.core.failback import LossHistory
+from outboard.core.link import Link
 from outboard.core.pipeline import HAND_OVER, Pipeline
 
 DeviceState = Literal["starting", "warming", "serving", "standby", "suspect", "lost", "quarantined", "ejected", "off"]
@@ -62,6 +64,27 @@ class Picture:
     pitch: int
 
 
+@dataclass(slots=True, frozen=True)
+class Jpeg:
+    """What a device can decode itself: `nbytes` of frame memory for the compressed bytes and what to make of them, and the picture's
+    pixels."""
+
+    nbytes: int
+    pixels: int
+
+
+@dataclass(slots=True, frozen=True)
+class Coded:
+    """A frame whose rows the device decodes. A row at an offset between `offset` and `offset + nbytes` is where the host would have written
+    it; nothing is there, but `length` bytes at `source` say what would be (imaging/coded.py). `id` names its pixels for ever."""
+
+    id: int
+    offset: int
+    nbytes: int
+    source: int
+    length: int
+
+
 @dataclass(slots=True)
 class Network:
     """One loadable network in one version. `id` is opaque to the engine: the driver makes it of key and version."""
@@ -75,6 +98,8 @@ class Network:
     strict: int = 0  #: those of them that must not spill over
     deaths: dict[str, int] = field(default_factory=dict)  #: device -> workers that died in succession while they loaded it
     decoded: dict[int, int] = field(default_factory=dict)  #: live frames that are being decoded, or are and wait: id -> rows that wait
+    copying: int = 0  #: rows of frames that a device will decode, while their bytes are copied into frame memory
+    coded: dict[int, float] = field(default_factory=dict)  #: frames that a device is to decode, and has not: id -> expected seconds
 
 
 @dataclass(slots=True)
@@ -92,8 +117,11 @@ class Frame:
     fill_cost: float  #: expected seconds of a decode thread
     sender: Sender = ANYBODY
     layout: Layout | None = None  #: None: rows lie side by side
+    jpeg: Jpeg | None = None  #: None: the host decodes it
+    coded: bool = False  #: a device decodes it; its memory has room for what the host would make of it all the same
     ready: float = 0.0  #: when its rows were filled
     offset: int = -1  #: of its rows in the slab, -1 while it has none
+    to_fill: bool = False  #: it waits to be decoded, or copied for a device's decoder
     filling: bool = False
     filled: bool = False
     finished: bool = False
@@ -110,9 +138,20 @@ class Frame:
         return min(self.deadline, self.arrived + PATIENCE)
 
     @property
+    def pixel_bytes(self) -> int:
+        """Of the slab, for what the host makes of it."""
+        return self.layout.nbytes if self.layout else self.rows * self.row_bytes
+
+    @property
     def nbytes(self) -> int:
         """Of the slab."""
-        return self.layout.nbytes if self.layout else self.rows * self.row_bytes
+        return self.pixel_bytes + (self.jpeg.nbytes if self.coded and self.jpeg else 0)
+
+    def source(self) -> Coded | None:
+        """What a device decodes; None: its pixels are in the slab."""
+        if not self.coded or self.jpeg is None:
+            return None
+        return Coded(self.id, self.offset, self.pixel_bytes, self.offset + self.pixel_bytes, self.jpeg.nbytes)
 
     def place(self, row: int) -> int:
         """Where the row begins in the slab."""
@@ -136,6 +175,7 @@ class Batch:
     expected: float  #: seconds from `sent` to its end: a pipeline runs those before it first
     overdue: bool = False  #: its rows were queued again elsewhere; a late answer may still win
     degraded: bool = False  #: when it was sent, the device stood in for an accelerator
+    decode: float = 0.0  #: expected seconds of the device's decoder for it, which come before `cost`
 
 
 @dataclass(slots=True)
@@ -151,6 +191,7 @@ class OnDevice:
     patience: float = 0.0  #: seconds from the last out of memory to the next larger try; it doubles
     why: str = ""
     pipeline: tuple[object, Pipeline] | None = None  #: of an accelerator, and what it was chosen for
+    decoder: Decoder | None = None  #: None: it takes pixels only
 
 
 @dataclass(slots=True)
@@ -177,6 +218,8 @@ class Device:
     ended: float = 0.0  #: when its last batch did
     failures: int = 0  #: rows in succession that it could not run
     hand_over: float = HAND_OVER  #: seconds of messages between front and worker for one batch, as observed
+    link: Link | None = None  #: as measured; None: there is none, or it is unknown
+    distrusted: bool = False  #: its worker died unexplained while it decoded: the host does that, until an operator resets the device
     zombies: dict[int, list[Batch]] = field(default_factory=dict)  #: batches of lost generations whose process still lives
 
     @property
