@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cv2
 import numpy as np
 
@@ -35,13 +37,40 @@ def fit(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> Ge
     """
     width, height = input.size
     assert out.shape == (height, width, 3) and out.dtype == np.uint8, f"out is {out.shape} {out.dtype}, not {height, width, 3} uint8"
-    if input.fit == "crop":
-        geometry = _crop(pixels, header, input, out)
+    p = placing(header, input, (pixels.shape[1], pixels.shape[0]))
+    part = pixels[p.rows, p.columns]
+    if p.cut:
+        whole = np.empty((p.height, p.width, 3), np.uint8)
+        resize(part, whole)
+        np.copyto(out, whole[p.top : p.top + height, p.left : p.left + width])
     else:
-        geometry = _place(pixels, header, input, out)
+        if (p.height, p.width) != out.shape[:2]:
+            for pad in (out[: p.top], out[p.top + p.height :], out[:, : p.left], out[:, p.left + p.width :]):
+                pad[:] = input.background
+        resize(part, out[p.top : p.top + p.height, p.left : p.left + p.width])
     if input.color == "BGR":  # the one place where channels change their order
         cv2.cvtColor(out, cv2.COLOR_RGB2BGR, dst=out)
-    return geometry
+    return p.geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """How a decoded picture comes into a network's input: `columns` and `rows` of it are resized to `width` x `height` pixels. `cut`: of
+    these the input is what begins at (`left`, `top`); else they lie there in it, and around them is background."""
+
+    columns: slice
+    rows: slice
+    width: int
+    height: int
+    left: int
+    top: int
+    cut: bool
+    geometry: Geometry
+
+
+def placing(header: Header, input: Input, decoded: tuple[int, int]) -> Placing:
+    """What `fit` does with a picture that is decoded to (width, height) pixels."""
+    return (_crop if input.fit == "crop" else _place)(header, input, decoded)
 
 
 def _resized(header: Header, input: Input) -> tuple[int, int]:
@@ -57,45 +86,36 @@ def _resized(header: Header, input: Input) -> tuple[int, int]:
     return min(width, max(1, round(header.width * scale))), min(height, max(1, round(header.height * scale)))
 
 
-def _place(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> Geometry:
-    """letterbox and stretch: the whole picture in the middle of `out`."""
+def _place(header: Header, input: Input, decoded: tuple[int, int]) -> Placing:
+    """letterbox and stretch: the whole picture in the middle."""
     width, height = _resized(header, input)
-    left, top = (out.shape[1] - width) // 2, (out.shape[0] - height) // 2
-    if (height, width) != out.shape[:2]:
-        for pad in (out[:top], out[top + height :], out[:, :left], out[:, left + width :]):
-            pad[:] = input.background
-    resize(pixels, out[top : top + height, left : left + width])
-    columns, rows = _shown(pixels, header)
-    return Geometry(header.width, header.height, width / columns, height / rows, left, top)
+    left, top = (input.size[0] - width) // 2, (input.size[1] - height) // 2
+    columns, rows = _shown(decoded, header)
+    geometry = Geometry(header.width, header.height, width / columns, height / rows, left, top)
+    return Placing(slice(0, decoded[0]), slice(0, decoded[1]), width, height, left, top, False, geometry)
 
 
-def _shown(pixels: np.ndarray, header: Header) -> tuple[int, int]:
-    """(columns, rows) of the submitted image that `pixels` show.
+def _shown(decoded: tuple[int, int], header: Header) -> tuple[int, int]:
+    """(columns, rows) of the submitted image that `decoded` pixels show.
 
     A decoder that shrinks by 8 makes 472 columns of 3769, and the last one stands for 8 as well (the file's padding): 3776 in all. Taking
     them for 3769 would put boxes at the right edge 7 pixels off.
     """
-    height, width = pixels.shape[:2]
+    width, height = decoded
     for factor in (1, 2, 4, 8):
-        if (width, height) == (-(-header.width // factor), -(-header.height // factor)):
+        if decoded == (-(-header.width // factor), -(-header.height // factor)):
             return width * factor, height * factor
     return header.width, header.height
 
 
-def _crop(pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> Geometry:
-    """The middle of the picture fills `out`."""
+def _crop(header: Header, input: Input, decoded: tuple[int, int]) -> Placing:
+    """The middle of the picture fills the input."""
     width, height = _resized(header, input)
-    shown = _shown(pixels, header)
-    (columns, width, left), (pad_x, scale_x) = _middle(pixels.shape[1], shown[0], width, out.shape[1])
-    (rows, height, top), (pad_y, scale_y) = _middle(pixels.shape[0], shown[1], height, out.shape[0])
-    part = pixels[rows, columns]
-    if (height, width) == out.shape[:2]:
-        resize(part, out)
-    else:
-        whole = np.empty((height, width, 3), np.uint8)
-        resize(part, whole)
-        np.copyto(out, whole[top : top + out.shape[0], left : left + out.shape[1]])
-    return Geometry(header.width, header.height, scale_x, scale_y, pad_x, pad_y)
+    shown = _shown(decoded, header)
+    (columns, width, left), (pad_x, scale_x) = _middle(decoded[0], shown[0], width, input.size[0])
+    (rows, height, top), (pad_y, scale_y) = _middle(decoded[1], shown[1], height, input.size[1])
+    geometry = Geometry(header.width, header.height, scale_x, scale_y, pad_x, pad_y)
+    return Placing(columns, rows, width, height, left, top, (width, height) != input.size, geometry)
 
 
 def _middle(have: int, full: int, resized: int, wanted: int) -> tuple[tuple[slice, int, int], tuple[int, float]]:

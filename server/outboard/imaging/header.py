@@ -25,6 +25,7 @@ _MAX_IFD_ENTRIES = 256
 
 _SOF = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _SOF_PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+_SOF_HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressive: the others are arithmetic, lossless or in layers
 _BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})  # TEM and RSTn carry no length
 _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _PNG_MODES = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
@@ -67,6 +68,7 @@ class Header(msgspec.Struct, frozen=True):
     bit_depth: Literal[8, 16] = 8  #: 16: more than 8 bits a sample are stored
     mode: str = "RGB"  #: as stored: L, LA, P, RGB, RGBA or CMYK
     progressive: bool = False  #: JPEG in several scans over the picture
+    plain: bool = False  #: JPEG as any decoder reads it: Huffman-coded YCbCr or grey
 
     @property
     def width(self) -> int:
@@ -113,7 +115,7 @@ def _cut(kind: str, where: str) -> NoReturn:
 
 
 def _jpeg(data: Data) -> Header:
-    end, at, orientation = len(data), 2, 0
+    end, at, orientation, as_rgb = len(data), 2, 0, False
     for _ in range(_MAX_SEGMENTS):
         if at + 4 > end or data[at] != 0xFF:
             break
@@ -133,9 +135,13 @@ def _jpeg(data: Data) -> Header:
             if mode is None or precision != 8:
                 found = f"{components} components of {precision} bits"
                 raise Problem("image_invalid", f"The JPEG has {found}; 1, 3 or 4 components of 8 bits can be read.")
-            return Header("jpeg", width, height, orientation or 1, 8, mode, marker in _SOF_PROGRESSIVE)
+            as_rgb = as_rgb or bytes(data[at + 10 : at + 17 : 3]) == b"RGB"
+            plain = marker in _SOF_HUFFMAN and mode != "CMYK" and not as_rgb
+            return Header("jpeg", width, height, orientation or 1, 8, mode, marker in _SOF_PROGRESSIVE, plain)
         if marker == 0xE1 and not orientation and data[at + 4 : at + 9] == b"Exif\0":
             orientation = _exif_orientation(data[at + 10 : at + 2 + length])
+        elif marker == 0xEE and data[at + 4 : at + 9] == b"Adobe" and length >= 14:
+            as_rgb = data[at + 15 : at + 16] == b"\0"  # its colour transform: none
         elif marker == 0xDA or marker == 0xD9 or length < 2:
             break
         at += 2 + length

@@ -151,18 +151,12 @@ def lay(plan: Plan, layout: Layout, pixels: np.ndarray, header: Header, input: I
     The rows are, byte for byte, those of `cut`."""
     picture = memory[: layout.picture].reshape(-1, layout.pitch // 3, 3)
     height, width, _ = picture.shape
-    shrunk = _shrunk(header, width, height)
-    views = []
-    for origin in plan.origins:
-        left, top, wide, high = _place(plan, origin, shrunk, width, height)
-        views.append(_view(left, top, wide, high, shrunk, header, (wide, high), (0, 0)))
     if plan.whole:
-        small = memory[layout.picture :].reshape(input.size[1], input.size[0], 3)
-        views.append(View(0, 0, fit.fit(pixels, header, input, small)))
+        fit.fit(pixels, header, input, memory[layout.picture :].reshape(input.size[1], input.size[0], 3))
     fit.resize(pixels, picture)  # which copies, unless a damaged file's second decoder has shrunk it by another factor
     if input.color == "BGR":
         cv2.cvtColor(picture, cv2.COLOR_RGB2BGR, dst=picture)
-    return views
+    return views(plan, header, input, (width, height))
 
 
 def cut(plan: Plan, pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> list[View]:
@@ -171,11 +165,47 @@ def cut(plan: Plan, pixels: np.ndarray, header: Header, input: Input, out: np.nd
     `pixels` uint8 RGB [h, w, 3] is the upright picture, perhaps shrunk by the decoder.
     """
     assert len(out) == plan.rows, f"{len(out)} rows for a plan of {plan.rows}"
-    shrunk = _shrunk(header, pixels.shape[1], pixels.shape[0])
-    views = [_tile(plan, origin, shrunk, pixels, header, input, row) for origin, row in zip(plan.origins, out, strict=False)]
+    size = pixels.shape[1], pixels.shape[0]
+    for tile, row in zip(cuts(plan, header, input, size), out, strict=False):
+        _write(tile, pixels, input, row)
     if plan.whole:
-        views.append(View(0, 0, fit.fit(pixels, header, input, out[-1])))
-    return views
+        fit.fit(pixels, header, input, out[-1])
+    return views(plan, header, input, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A rectangle of the decoded picture that becomes a row: resized to `wide` x `high` pixels that lie at (`x`, `y`) in it."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    wide: int
+    high: int
+    x: int
+    y: int
+
+
+def cuts(plan: Plan, header: Header, input: Input, decoded: tuple[int, int]) -> list[Cut]:
+    """The plan's tiles in a picture that is decoded to (width, height) pixels.
+
+    Whatever `input.fit` says, a tile has the network's aspect ratio, unless the picture is narrower or lower than a tile.
+    """
+    shrunk, found = _shrunk(header, *decoded), []
+    for origin in plan.origins:
+        left, top, width, height = _place(plan, origin, shrunk, *decoded)
+        scale = min(input.size[0] / width, input.size[1] / height)
+        wide, high = (max(1, min(most, round(n * scale))) for n, most in ((width, input.size[0]), (height, input.size[1])))
+        found.append(Cut(left, top, width, height, wide, high, (input.size[0] - wide) // 2, (input.size[1] - high) // 2))
+    return found
+
+
+def views(plan: Plan, header: Header, input: Input, decoded: tuple[int, int]) -> list[View]:
+    """What the plan's rows show, made of a picture that is decoded to (width, height) pixels."""
+    shrunk = _shrunk(header, *decoded)
+    whole = [View(0, 0, fit.placing(header, input, decoded).geometry)] if plan.whole else []
+    return [_view(tile, shrunk, header) for tile in cuts(plan, header, input, decoded)] + whole
 
 
 def _shrunk(header: Header, width: int, height: int) -> int:
@@ -192,23 +222,17 @@ def _place(plan: Plan, origin: tuple[int, int], shrunk: int, width: int, height:
     return min(origin[0] // shrunk, width - wide), min(origin[1] // shrunk, height - high), wide, high
 
 
-def _view(left: int, top: int, width: int, height: int, shrunk: int, header: Header, size: tuple[int, int], pad: tuple[int, int]) -> View:
-    """What a row shows in which `size` pixels beside a `pad` are a tile: `left`, `top`, `width` and `height` in the decoded picture."""
-    shown_width = min(width * shrunk, header.width - left * shrunk)
-    shown_height = min(height * shrunk, header.height - top * shrunk)
-    scales = size[0] / (width * shrunk), size[1] / (height * shrunk)
-    return View(left * shrunk, top * shrunk, Geometry(shown_width, shown_height, *scales, *pad))
+def _view(tile: Cut, shrunk: int, header: Header) -> View:
+    left, top = tile.left * shrunk, tile.top * shrunk
+    shown_width, shown_height = min(tile.width * shrunk, header.width - left), min(tile.height * shrunk, header.height - top)
+    scales = tile.wide / (tile.width * shrunk), tile.high / (tile.height * shrunk)
+    return View(left, top, Geometry(shown_width, shown_height, *scales, tile.x, tile.y))
 
 
-def _tile(plan: Plan, origin: tuple[int, int], shrunk: int, pixels: np.ndarray, header: Header, input: Input, out: np.ndarray) -> View:
-    """One tile, whatever `input.fit` says: it has the network's aspect ratio, unless the picture is narrower or lower than a tile."""
-    left, top, width, height = _place(plan, origin, shrunk, pixels.shape[1], pixels.shape[0])
-    scale = min(out.shape[1] / width, out.shape[0] / height)
-    wide, high = (max(1, min(most, round(length * scale))) for length, most in ((width, out.shape[1]), (height, out.shape[0])))
-    x, y = (out.shape[1] - wide) // 2, (out.shape[0] - high) // 2
-    if (wide, high) != (out.shape[1], out.shape[0]):
+def _write(tile: Cut, pixels: np.ndarray, input: Input, out: np.ndarray) -> None:
+    if (tile.wide, tile.high) != input.size:
         out[:] = input.background
-    fit.resize(pixels[top : top + height, left : left + width], out[y : y + high, x : x + wide])
+    part = pixels[tile.top : tile.top + tile.height, tile.left : tile.left + tile.width]
+    fit.resize(part, out[tile.y : tile.y + tile.high, tile.x : tile.x + tile.wide])
     if input.color == "BGR":
         cv2.cvtColor(out, cv2.COLOR_RGB2BGR, dst=out)
-    return _view(left, top, width, height, shrunk, header, (wide, high), (x, y))
