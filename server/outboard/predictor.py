@@ -16,9 +16,9 @@ import numpy as np
 
 from outboard import tasks
 from outboard.core.state import ANYBODY, Sender
+from outboard.imaging.coded import Job
 from outboard.imaging.decode import decode
 from outboard.imaging.draw import draw
-from outboard.imaging.fit import decode_size, fit
 from outboard.imaging.geometry import Geometry
 from outboard.imaging.header import Header, read_header
 from outboard.imaging.tiles import Tiling
@@ -76,17 +76,8 @@ class Predictor:
         elif spec.toml.parts:
             content, outcome = await read_text(self.runtime, version, body, header, request.options, request.deadline, sender)
         else:
-            network = spec.networks[""]
-            width, height = network.input.size
-
-            def fill(rows: np.ndarray) -> Geometry:
-                pixels = decode(body, header, min_size=decode_size(header, network.input), background=network.input.background)
-                return fit(pixels, header, network.input, rows[0])
-
-            outcome = await self.runtime.submit(
-                version.ids[""], (height, width, 3), fill, deadline=request.deadline, kind=header.format, body=body, sender=sender
-            )
-            self.runtime.fill_costs.observe(header.format, len(body), outcome.decode)
+            job = Job(header)
+            outcome = await self.runtime.submit_image(version.ids[""], job, body, deadline=request.deadline, sender=sender)
             # Cheaper than handing it to a thread, which decodes the next picture just now.
             if spec.toml.task == "classification" or (spec.toml.task == "tensor" and _bytes(outcome.rows[0]) <= SMALL):
                 content = self._content(version, outcome.rows[0], outcome.filled, request.options)

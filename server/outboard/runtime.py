@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -21,12 +22,13 @@ from outboard import resources, tasks
 from outboard.core import commands as c
 from outboard.core.engine import ISOLATION, Engine, EngineConfig
 from outboard.core.failback import FailbackPolicy
-from outboard.core.state import ANYBODY, Batch, Layout, Network, Sender, Shape
+from outboard.core.state import ANYBODY, Batch, Jpeg, Layout, Network, Sender, Shape
 from outboard.devices import presence, probe, protocol
 from outboard.devices.figures import Figures
 from outboard.devices.simulated import EXIT_UNPLUGGED, FAULTS, LASTING_FAULTS, PHASED_FAULTS, PHASES, memory_taken
 from outboard.devices.slab import Slab
 from outboard.devices.supervisor import Supervisor, Worker
+from outboard.imaging import coded
 from outboard.problems import Problem
 from outboard.repository import ModelSpec
 from outboard.settings import Settings
@@ -46,6 +48,8 @@ COMPILED = "torch compiled"
 EXIT_NO_DEVICE = 3
 #: A tensor of so many bytes is copied into the slab by the loop itself: handing it to a thread takes longer.
 FILL_HERE = 2 << 20
+#: A JPEG for a device's decoder of so many bytes is copied by the loop itself: 0.1 ms.
+COPY_HERE = 256 << 10
 #: A card that is back on the bus need not work: after a fatal error the driver refuses every process until its module is loaded anew.
 DRIVER_HINT = (
     ". If `nvidia-smi` works and this goes on, the driver's memory module needs a reload, which only root can do: stop what uses the GPU, "
@@ -60,10 +64,11 @@ class Outcome:
     rows: list[dict[str, np.ndarray]]
     device: str
     degraded: bool
-    filled: Any  #: what the job's `fill` returned
+    filled: Any  #: what the job's `fill` returned, or would have
     decode: float
     queue: float
     infer: float
+    decoded_on: str = "host"  #: or the device's id
 
 
 @dataclass(slots=True)
@@ -85,6 +90,10 @@ class _Ticket:
     layout: Layout | None = None  #: None: rows lie side by side
     trace: tracing.Trace | None = None  #: of the request; None: nobody wants to know
     filled_at: float = 0.0  #: with a trace
+    kind: str = ""  #: of image, by which its decoding is expected to take
+    head: bytes = b""  #: a JPEG that a device may decode: what lies before it in frame memory
+    shows: Callable[[], Any] | None = None  #: and what its `fill` would return
+    coded: bool = False  #: a device is to decode it, or has
 
     @property
     def memory(self) -> tuple[int, ...]:
@@ -138,6 +147,9 @@ class FillCosts:
     def expected(self, kind: str, nbytes: int) -> float:
         return self._per_byte.get(kind, 1.2e-8) * nbytes
 
+    def known(self, kind: str) -> bool:
+        return kind in self._per_byte
+
     def observe(self, kind: str, nbytes: int, seconds: float) -> None:
         if nbytes:
             before = self._per_byte.get(kind)
@@ -161,6 +173,7 @@ class Runtime:
                 fill_slots=self.decode_threads,
                 headroom=settings.devices.headroom,
                 spill_beside=SPILL_BESIDE[settings.devices.spill_over],
+                decode=settings.devices.decode,
                 failback=FailbackPolicy(
                     first_retry=fb.first_retry,
                     max_retry=fb.max_retry,
@@ -187,6 +200,7 @@ class Runtime:
         self._closing = False
         self._answers: list[dict[str, np.ndarray] | Problem] = []  #: of the batch that is just ending
         self._seconds = 0.0
+        self._decoding = 0.0  #: of its decoding on the device
 
     # ---------------------------------------------------------------- life
 
@@ -194,6 +208,7 @@ class Runtime:
         """Call on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(self.decode_threads, thread_name_prefix="decode")
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="copy")  # for devices' decoders: while every decode thread is busy, too
         cache = self.settings.cache.expanduser()
         logging_as = logs.worker_arguments(self.settings.log_level, self.settings.log_format)
         self.supervisor = Supervisor(self.slab, cache, self._on_message, self._on_exit, logging_as)
@@ -213,7 +228,8 @@ class Runtime:
         if self._timer is not None:
             self._timer.cancel()
         await self.supervisor.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._copier):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def now(self) -> float:
         return self._loop.time()
@@ -327,6 +343,26 @@ class Runtime:
 
     # ---------------------------------------------------------------- frames
 
+    def submit_image(
+        self, network: str, job: coded.Job, body: bytes | memoryview, *, deadline: float, sender: Sender = ANYBODY
+    ) -> asyncio.Future[Outcome]:
+        """One frame with the rows that `job` makes of an image. Decoded by a decode thread, or on the device, as the engine finds; what it
+        costs here is learned."""
+        member = self.networks[network]
+        given = member.spec.networks[member.part].input
+        width, height = given.size
+        # In tiles, it is decoded in full and cut: a cost of its own.
+        kind = f"{job.header.format} in tiles" if job.plan else job.header.format
+        head = b""
+        if self.engine.decodes(network) and coded.for_devices(job.header, body):
+            if self.fill_costs.known(kind) or self.settings.devices.decode == "device":  # else nobody knows what it costs here
+                head = coded.packed(job)
+        return self.submit(
+            network, (height, width, 3), lambda memory: job.fill(body, given, memory),
+            deadline=deadline, rows=job.plan.rows if job.plan else 1, layout=job.layout, kind=kind, body=body, sender=sender, learn=True,
+            head=head, shows=lambda: job.shows(given), pixels=job.header.coded_width * job.header.coded_height,
+        )  # fmt: skip
+
     def submit(
         self,
         network: str,
@@ -340,17 +376,24 @@ class Runtime:
         row_bytes: int = 0,
         layout: Layout | None = None,
         sender: Sender = ANYBODY,
+        learn: bool = False,
+        head: bytes = b"",
+        shows: Callable[[], Any] | None = None,
+        pixels: int = 0,
     ) -> asyncio.Future[Outcome]:
         """One frame of `rows` rows. `fill` runs in a decode thread (on the loop for a few `row_bytes`) with a writable uint8 view
         [rows, *shape] of the slab, [layout.nbytes] where there is a layout, or [rows, row_bytes] of a tensor model's, whose `shape` are
-        its slots; it may raise Problem. Cancel the future when the client has left. The future raises Problem."""
+        its slots; it may raise Problem. `learn`: what it takes is what others of its `kind` will. `head`: a device may decode the `body`, a
+        JPEG of so many `pixels`, which lies behind this in frame memory (imaging/coded.py); `shows` gives what `fill` would have returned.
+        Cancel the future when the client has left. The future raises Problem."""
         self.supervisor.poll()
         self._frames += 1
         frame = self._frames
         future: asyncio.Future[Outcome] = self._loop.create_future()
         ticket = _Ticket(
-            network, shape, fill, future, body, [{}] * rows, self.now(), row_bytes=row_bytes, layout=layout, trace=tracing.CURRENT.get()
-        )
+            network, shape, fill, future, body, [{}] * rows, self.now(), row_bytes=row_bytes, layout=layout, trace=tracing.CURRENT.get(),
+            kind=kind if learn else "", head=head, shows=shows,
+        )  # fmt: skip
         self._tickets[frame] = ticket
         future.add_done_callback(lambda done: self._left(frame) if done.cancelled() else None)
         digest = _digest(body) if self.engine.poison and body is not None else b""
@@ -365,6 +408,7 @@ class Runtime:
             digest=digest,
             row_bytes=row_bytes,
             layout=layout,
+            jpeg=Jpeg(len(head) + len(body), pixels) if head and body is not None else None,
             sender=sender,
         )
         self._act()
@@ -387,7 +431,13 @@ class Runtime:
         problem: Problem | None = None
         result: Any = None
         try:
-            if not ticket.future.done():
+            if ticket.future.done():
+                pass
+            elif ticket.coded and ticket.body is not None and ticket.shows is not None:
+                at = offset + math.prod(ticket.memory)
+                coded.write(ticket.head, ticket.body, self.slab.view(at, (len(ticket.head) + len(ticket.body),)))
+                result = ticket.shows()
+            else:
                 result = ticket.fill(self.slab.view(offset, ticket.memory))
         except Problem as e:
             problem = e
@@ -400,6 +450,8 @@ class Runtime:
         ticket = self._tickets.get(frame)
         if ticket is not None:
             ticket.filled, ticket.decode = result, seconds
+            if problem is None and ticket.kind and ticket.body is not None and not ticket.coded:
+                self.fill_costs.observe(ticket.kind, len(ticket.body), seconds)
             if ticket.trace is not None and problem is None:
                 ticket.filled_at = self.now()
         if problem is None:
@@ -426,6 +478,8 @@ class Runtime:
                     metrics.recompiled(device, _model_of(batch.network), message.recompilations)
                 worker.freed.append(message.batch)
                 seconds = message.seconds if self.engine.devices[device].parallel else message.own
+                self._decoding = message.decoding
+                self.engine.decoded(now, device, generation, message.batch, message.decoding)
                 if batch is not None:
                     metrics.predicted(device, batch.network.rpartition("@")[0], batch.cost, seconds)
                 self.engine.batch_done(now, device, generation, message.batch, seconds)
@@ -433,11 +487,11 @@ class Runtime:
                 batch = self._running(worker, message)
                 about = {"device": device, "model": _model_of(batch.network) if batch else None}
                 log.warning("%s: a batch failed (%s): %s", device, message.kind, message.message, extra=about)
-                self.engine.batch_failed(now, device, generation, message.batch, message.kind, message.message)
+                self.engine.batch_failed(now, device, generation, message.batch, message.kind, message.message, message.undecoded)
             case protocol.Hello():
                 self.devices[device].hello = message
                 _compare_power(self.devices[device], message.power_limit_w)
-                self.engine.hello(now, device, generation)
+                self.engine.hello(now, device, generation, message.link)
                 self.engine.device_memory(now, device, generation, message.memory_total, message.memory_free)
             case protocol.Loaded():
                 self._on_loaded(now, worker, message)
@@ -473,7 +527,7 @@ class Runtime:
                 ", ".join(f"{c.rows}: {c.seconds:.4f}" for c in message.costs),
                 extra={"device": worker.device, "model": message.model},
             )
-        self.engine.loaded(now, worker.device, worker.generation, network, message.costs, message.fixed_rows)
+        self.engine.loaded(now, worker.device, worker.generation, network, message.costs, message.fixed_rows, message.decoder)
         self._tell(network)
 
     def _load_failed(self, device: str, generation: int, message: protocol.LoadFailed) -> None:
@@ -539,6 +593,13 @@ class Runtime:
                 ticket = self._tickets.get(command.frame)
                 if ticket is None:
                     self.engine.fill_failed(self.now(), command.frame, "client_left", "")
+                    return
+                ticket.coded = command.coded
+                if command.coded:
+                    if len(ticket.body or b"") <= COPY_HERE:
+                        self._on_filled(command.frame, *self._fill(ticket, command.offset))
+                    else:
+                        self._copier.submit(self._fill_in_thread, command.frame, ticket, command.offset)
                 elif 0 < ticket.row_bytes * len(ticket.rows) <= FILL_HERE:
                     self._on_filled(command.frame, *self._fill(ticket, command.offset))
                 else:
@@ -607,10 +668,15 @@ class Runtime:
         else:
             ticket.rows[command.row] = row
         ticket.infer = max(ticket.infer, self._seconds)
+        if ticket.coded:
+            ticket.decode += self._decoding
         if not command.last:
             return
         del self._tickets[command.frame]
         outcome = ticket.problem.slug if ticket.problem else "answered"
+        decoded_on = command.device if ticket.coded else "host"
+        if ticket.kind:
+            metrics.decoded(ticket.network, decoded_on)
         metrics.frame(ticket.network, command.device, outcome)
         if ticket.trace is not None:
             self._trace(ticket, command.device, outcome, command.degraded)
@@ -626,7 +692,9 @@ class Runtime:
         queue = max(0.0, total - ticket.decode - ticket.infer)
         if member is not None:
             member.statistics.answered(total, queue, ticket.decode, ticket.infer)
-        ticket.future.set_result(Outcome(ticket.rows, command.device, command.degraded, ticket.filled, ticket.decode, queue, ticket.infer))
+        ticket.future.set_result(
+            Outcome(ticket.rows, command.device, command.degraded, ticket.filled, ticket.decode, queue, ticket.infer, decoded_on)
+        )
 
     def _refused(self, command: c.Refuse) -> None:
         ticket = self._tickets.pop(command.frame)
@@ -740,7 +808,7 @@ async def all_of(work: Sequence[asyncio.Future[T]]) -> list[T]:
 def _run(command: c.Dispatch, key: str, version: str, freed: list[int]) -> protocol.Run:
     slots = isinstance(command.shape[0], protocol.Slot)
     shape, inputs = ((), command.shape) if slots else (command.shape, ())
-    return protocol.Run(command.batch, key, version, shape, command.offsets, freed, inputs, command.pictures)
+    return protocol.Run(command.batch, key, version, shape, command.offsets, freed, inputs, command.pictures, command.coded)
 
 
 def _split(member: Member, outputs: dict[str, np.ndarray], n: int) -> list[dict[str, np.ndarray]]:

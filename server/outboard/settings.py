@@ -64,6 +64,7 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How much of a device the server uses (docs/tuning.md). Sizes take a number of bytes or "512MiB"."""
 
     headroom: int = 512 * MIB  #: of a card's memory, left to the desktop and other programs; never more than an eighth of it
+    decode: Literal["auto", "host", "device"] = "auto"  #: auto, host, device: where JPEGs are decoded, if a device can (docs/tuning.md)
     spill_over: Literal["auto", "on", "off"] = "auto"  #: auto, on, off: the CPU takes what it answers before a busy GPU (docs/tuning.md)
 
 

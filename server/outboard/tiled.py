@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from outboard import tasks
 from outboard.core.state import Sender
 from outboard.imaging import tiles
-from outboard.imaging.decode import decode
+from outboard.imaging.coded import Job
 from outboard.imaging.geometry import Geometry
 from outboard.imaging.header import Header
 from outboard.problems import Problem
@@ -40,21 +38,8 @@ async def detect(
     given = spec.networks[""].input
     plan = tiles.plan(header.width, header.height, given, tiling, runtime.settings.limits.tiles)
 
-    layout = tiles.layout(plan, header, given)
-
-    def fill(memory: np.ndarray) -> list[tiles.View]:
-        pixels = decode(body, header, min_size=tiles.decode_size(plan, header, given), background=given.background)
-        if layout is not None:
-            return tiles.lay(plan, layout, pixels, header, given, memory)
-        return tiles.cut(plan, pixels, header, given, memory)
-
-    width, height = given.size
-    kind = f"{header.format} in tiles"  # decoded in full and cut: a cost of its own
-    outcome = await runtime.submit(
-        version.ids[""], (height, width, 3), fill,
-        deadline=deadline, rows=plan.rows, layout=layout, kind=kind, body=body, sender=sender,
-    )  # fmt: skip
-    runtime.fill_costs.observe(kind, len(body), outcome.decode)
+    job = Job(header, plan, tiles.layout(plan, header, given))
+    outcome = await runtime.submit_image(version.ids[""], job, body, deadline=deadline, sender=sender)
 
     def content() -> dict[str, Any]:
         each = tasks.Options(min_score=options.min_score)  # the best of a tile need not be the best of the picture

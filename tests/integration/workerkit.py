@@ -15,7 +15,7 @@ import numpy as np
 
 from outboard import repository
 from outboard.core.memory import Allocator
-from outboard.core.state import Picture
+from outboard.core.state import Coded, Picture
 from outboard.devices import protocol
 from outboard.devices.protocol import Done, Failed, Hello, Load, Loaded, LoadFailed, Run, Start, Stop
 from outboard.devices.slab import Slab, view
@@ -94,9 +94,16 @@ class WorkerKit:
             offsets.append(offset)
         return offsets
 
-    def submit(self, loaded: Loaded, shape: Sequence[int], offsets: Sequence[int], pictures: tuple[Picture, ...] = ()) -> int:
+    def submit(
+        self,
+        loaded: Loaded,
+        shape: Sequence[int],
+        offsets: Sequence[int],
+        pictures: tuple[Picture, ...] = (),
+        coded: tuple[Coded, ...] = (),
+    ) -> int:
         self.batches += 1
-        self.send(Run(self.batches, loaded.model, loaded.version, tuple(shape), list(offsets), self.freed, pictures=pictures))
+        self.send(Run(self.batches, loaded.model, loaded.version, tuple(shape), list(offsets), self.freed, pictures=pictures, coded=coded))
         self.freed = []
         return self.batches
 

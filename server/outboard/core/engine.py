@@ -224,8 +224,9 @@ class Engine:
         """Take a frame in, or refuse it before any work is spent on it.
 
         `shape` is what its rows must share with others of a batch, `row_bytes` their size (0: uint8 pixels of `shape`), `layout` how they
-        lie in its memory (None: side by side), `jpeg` what a device would need to decode it (None: it cannot); `deadline` absolute, `inf`: none; `fill_cost` the expected seconds of a decode thread;
-        `digest` names the submitted bytes (only needed while `poison` is not empty).
+        lie in its memory (None: side by side), `jpeg` what a device would need to decode it (None: it cannot); `deadline` absolute, `inf`:
+        none; `fill_cost` the expected seconds of a decode thread; `digest` names the submitted bytes (only needed while `poison` is not
+        empty).
         """
         assert frame not in self.frames, frame
         entry = self.networks[network]
@@ -493,6 +494,10 @@ class Engine:
         return False
 
     # ---------------------------------------------------------------- decoding on a device
+
+    def decodes(self, network: str) -> bool:
+        """Whether a device that serves the network could decode for it now."""
+        return self._decoder(network) is not None
 
     def _decoder(self, network: str) -> tuple[Device, Decoder] | None:
         """The first device of those that serve the network which can decode for it."""
@@ -982,7 +987,7 @@ class Engine:
         entry = d.networks.get(b.network)
         if entry is not None and entry.costs is not None:
             entry.costs.observe(len(b.rows), seconds, b.alone)
-        if b.alone and not b.overdue:
+        if b.alone and not b.overdue and not b.decode:
             d.hand_over = pipeline.observed(d.hand_over, now - b.sent - seconds)
         degraded = b.degraded or self._answers_degraded(d, b.network)
         for index, (f, row) in enumerate(b.rows):

@@ -235,7 +235,7 @@ class Device:
         if self.parallel or not self.running:
             return 0.0
         first, *others = self.running.values()
-        return max(0.0, max(first.sent, self.ended) + first.cost - now) + sum(b.cost for b in others)
+        return max(0.0, max(first.sent + first.decode, self.ended) + first.cost - now) + sum(b.cost for b in others)
 
     def free_slots(self) -> int:
         return self.slots - len(self.running)

@@ -16,8 +16,9 @@ from __future__ import annotations
 import msgspec
 
 from outboard.core.costs import BatchCost
+from outboard.core.decoding import Decoder
 from outboard.core.link import Link
-from outboard.core.state import Picture
+from outboard.core.state import Coded, Picture
 
 VERSION = 1
 
@@ -76,7 +77,8 @@ class Unload(msgspec.Struct, tag="unload", frozen=True):
 
 class Run(msgspec.Struct, tag="run", frozen=True):
     """Run a batch. Each row is uint8, `shape` = (height, width, 3), C order, at `rows[i]` bytes into the slab. A row that begins inside one
-    of `pictures` is cut out of it: from one of its lines to the next are the picture's `pitch` bytes. For a tensor model each row holds
+    of `pictures` is cut out of it: from one of its lines to the next are the picture's `pitch` bytes. With `coded`, every row lies in the
+    memory of one of them, and nothing is there: the device decodes what would be (imaging/coded.py). For a tensor model each row holds
     `inputs` and `shape` is empty."""
 
     batch: int
@@ -87,6 +89,7 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     freed: list[int]  #: batches whose answers the front has copied out
     inputs: tuple[Slot, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    coded: tuple[Coded, ...] = ()
 
 
 class Ping(msgspec.Struct, tag="ping", frozen=True):
@@ -137,6 +140,7 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     labels: dict[str, list[str]] = {}  #: by output: what its last axis means, where the graph says so
     measuring: float = 0.0  #: seconds that finding `costs`, or seeing that they are still true, took
     stored: bool = False  #: `costs` are those of a stored profile
+    decoder: Decoder | None = None  #: what the device decodes JPEGs with for it, as measured; None: it takes pixels only
 
 
 class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
@@ -155,19 +159,21 @@ class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
 class Done(msgspec.Struct, tag="done", frozen=True):
     batch: int
     outputs: list[Tensor]
-    seconds: float  #: from taking the batch up to having its answer
+    seconds: float  #: from taking the batch up, or from having decoded it, to having its answer
     own: float  #: those of them in which the batch before it had ended: what a pipeline needs for one batch more
     provider: str = ""
     uploaded: int = 0  #: bytes that crossed the link for it
     recompilations: int = 0  #: of compiled code since the last batch of this network
+    decoding: float = 0.0  #: seconds of the device's decoder for it
 
 
 #: Failed.kind: "input" (the model refuses the rows: nobody's fault but theirs), "oom", "sticky" (the device's context is
-#: lost, every later call fails too), "unknown".
+#: lost, every later call fails too), "decode" (of the rows whose indexes are `undecoded`, the device cannot decode the JPEG), "unknown".
 class Failed(msgspec.Struct, tag="failed", frozen=True):
     batch: int
     kind: str
     message: str
+    undecoded: list[int] = []
 
 
 class Pong(msgspec.Struct, tag="pong", frozen=True):

@@ -48,6 +48,7 @@ class SimSpec(msgspec.Struct, frozen=True):
     link: str
     vram: int = 8 << 30  #: bytes
     compute: tuple[float, float] | None = None
+    decode: float | None = None  #: seconds of a hardware JPEG decoder for a megapixel; None: the device takes pixels only
     power: float = 0.0  #: the card's power limit in watts; 0: none is told
     faults: tuple[tuple[str, str], ...] = ()  #: (fault, phase that it waits for, or "": on from the worker's start)
 
@@ -61,14 +62,15 @@ class SimSpec(msgspec.Struct, frozen=True):
 
 
 def parse(spec: str) -> SimSpec:
-    """ "sim:LINK[,vram=SIZE][,compute=MS_PER_BATCH+MS_PER_ROW][,power=WATTS]" -> SimSpec. Raises ValueError with what was expected.
+    """ "sim:LINK[,vram=SIZE][,compute=MS_PER_BATCH+MS_PER_ROW][,decode=MS_PER_MEGAPIXEL][,power=WATTS]" -> SimSpec. Raises ValueError with
+    what was expected.
 
     The server adds `,fault=F` and `,fault=F@PHASE` for the worker that it starts.
     """
     link, *options = spec.removeprefix("sim:").split(",")
     if link not in LINKS:
         raise ValueError(f"{spec!r}: {link!r} is no link, expected one of {', '.join(LINKS)}")
-    vram, compute, power, faults = 8 << 30, None, 0.0, []
+    vram, compute, decode, power, faults = 8 << 30, None, None, 0.0, []
     for option in options:
         key, _, value = option.partition("=")
         if key == "vram":
@@ -86,6 +88,13 @@ def parse(spec: str) -> SimSpec:
             if not (0 <= batch < math.inf and 0 <= row < math.inf):
                 raise ValueError(f"{spec!r}: compute is {value!r}, expected milliseconds a batch + a row, such as compute=4+2")
             compute = (batch, row)
+        elif key == "decode":
+            try:
+                decode = float(value) / 1e3
+            except ValueError:
+                decode = -1.0
+            if not 0 <= decode < math.inf:
+                raise ValueError(f"{spec!r}: decode is {value!r}, expected a JPEG decoder's milliseconds for a megapixel, such as decode=2")
         elif key == "power":
             power = float(value) if value.isdecimal() else 0.0
             if not power:
@@ -93,8 +102,8 @@ def parse(spec: str) -> SimSpec:
         elif key == "fault" and _is_fault(*(played := value.partition("@")[::2])):
             faults.append(played)
         else:
-            raise ValueError(f"{spec!r}: {option!r} is unknown, expected vram=SIZE, compute=MS+MS or power=WATTS")
-    return SimSpec(link, vram, compute, power, tuple(faults))
+            raise ValueError(f"{spec!r}: {option!r} is unknown, expected vram=SIZE, compute=MS+MS, decode=MS or power=WATTS")
+    return SimSpec(link, vram, compute, decode, power, tuple(faults))
 
 
 def _is_fault(fault: str, phase: str) -> bool:

@@ -110,9 +110,23 @@ def device_entry(runtime: Runtime, device: str) -> dict[str, Any]:
                 "seconds": entry.costs.table() if entry.costs else [],
                 "memory_bytes": {"fixed": entry.need.fixed, "per_row": entry.need.per_row} if entry.need else None,
                 "measuring": _measuring(runtime, n, device),
+                "decoder": _decoder(runtime, n, device),
             }
             for n, entry in state.networks.items()
         },
+    }
+
+
+def _decoder(runtime: Runtime, network: str, device: str) -> dict[str, Any] | None:
+    """What decoding a JPEG for the network costs there, as it is believed now; None: the device takes pixels only."""
+    state = runtime.engine.devices[device]
+    decoder = state.networks[network].decoder
+    if decoder is None:
+        return None
+    return {
+        "seconds_per_picture": decoder.per_picture,
+        "seconds_per_megapixel": 1e6 * decoder.per_pixel,
+        "used": runtime.settings.devices.decode != "host" and not state.distrusted,
     }
 
 

@@ -16,6 +16,7 @@ _frames = Counter(
 _batches = Histogram(
     "outboard_batch_size", "Rows of a batch", ["device", "model"], buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=REGISTRY
 )
+_decoded = Counter("outboard_decoded_images", "Images by where they were decoded: host, or a device", ["model", "where"], registry=REGISTRY)
 _link = Counter(
     "outboard_link_bytes", "Bytes of rows (h2d) and answers (d2h) over a device's link", ["device", "direction"], registry=REGISTRY
 )
@@ -53,6 +54,7 @@ loop_lag = Gauge("outboard_loop_lag_seconds", "How late the event loop ran its l
 
 # Looking labels up costs more than counting: the children are kept. The keys are closed lists, so the caches stay small.
 _frame_child = lru_cache(4096)(lambda model, device, outcome: _frames.labels(model, device, outcome))
+_decoded_child = lru_cache(1024)(lambda model, where: _decoded.labels(model, where))
 _batch_child = lru_cache(1024)(lambda device, model: _batches.labels(device, model))
 _link_child = lru_cache(256)(lambda device, direction: _link.labels(device, direction))
 _prediction_children = lru_cache(1024)(lambda device, model: [m.labels(device, model) for m in (_ratio, _predicted, _observed)])
@@ -63,6 +65,11 @@ _seconds_child = lru_cache(256)(lambda route: _seconds.labels(route))
 def frame(network: str, device: str, outcome: str) -> None:
     """One frame has ended. `network` is the engine's id."""
     _frame_child(network.rpartition("@")[0], device, outcome).inc()
+
+
+def decoded(network: str, where: str) -> None:
+    """One image that was answered has been decoded: "host", or a device's id."""
+    _decoded_child(network.rpartition("@")[0], where).inc()
 
 
 def batch(device: str, model: str, rows: int) -> None:

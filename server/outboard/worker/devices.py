@@ -11,18 +11,22 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from outboard import resources
 from outboard.core.link import Link
-from outboard.core.state import Picture
+from outboard.core.state import Coded, Picture
 from outboard.devices import slab
 from outboard.devices.protocol import Slot
 from outboard.worker import pictures
 from outboard.worker.environment import is_gpu
 from outboard.worker.slots import adjacent, gather
+
+if TYPE_CHECKING:
+    from outboard.repository import Input
+    from outboard.worker.decoding import Decoded
 
 
 class Allocator(Protocol):
@@ -52,6 +56,7 @@ class Device:
     driver = ""  #: its version, where what was measured depends on one
     link: Link | None = None  #: as measured when the device was opened; None: there is none
     allocator: Allocator | None = None  #: of a runtime that counts what it takes of the device's memory
+    decoded: Decoded[Any]  #: frames that it has decoded itself; only where it decodes
 
     def __init__(self, spec: str, name: str, uuid: str):
         self.spec, self.name, self.uuid = spec, name, uuid
@@ -96,6 +101,27 @@ class Device:
         The batch is valid until the calling thread's next `gather`. Raises ValueError for a row outside the memory.
         """
         raise NotImplementedError
+
+    def decodes(self, provider: str) -> bool:
+        """Whether it can decode JPEGs for what runs a network here."""
+        return False
+
+    def gather_coded(
+        self,
+        memory: np.ndarray,
+        rows: Sequence[int],
+        shape: tuple[int, ...],
+        total: int,
+        cut_from: Sequence[Picture],
+        coded: Sequence[Coded],
+        input: Input,
+    ) -> Any:
+        """As `gather`, for rows of frames that are decoded here for a network's `input`. Raises NotDecoded."""
+        raise NotImplementedError
+
+    def to_host(self, batch: Any) -> np.ndarray:
+        """A gathered batch as an array."""
+        return batch
 
     def gather_slots(self, memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot]) -> list[Any]:
         """A tensor model's rows at byte offsets `rows` of `memory`: one batch [rows, *shape] for each slot, of its dtype, strings and

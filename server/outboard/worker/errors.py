@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-Kind = Literal["input", "oom", "sticky", "unknown"]
+Kind = Literal["input", "oom", "sticky", "decode", "unknown"]
 
 #: CUDA error codes after which every later call of the process fails too, or before which no device was usable.
 STICKY_CODES = frozenset({46, 100, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 802, 911, 999})
@@ -36,8 +36,19 @@ class InputRefused(ValueError):
     """The model cannot take these rows; the sentence says what it takes."""
 
 
+class NotDecoded(RuntimeError):
+    """The device cannot decode the JPEGs of these rows of a batch (their indexes). The host can, or says what is wrong with them."""
+
+    def __init__(self, why: str, rows: list[int]):
+        super().__init__(why)
+        self.rows = rows
+
+
 def classify(error: BaseException) -> Kind:
-    """ "input": the rows are at fault; "oom": recoverable with less; "sticky": this process is lost; "unknown": all else."""
+    """ "input": the rows are at fault; "oom": recoverable with less; "sticky": this process is lost; "decode": the host is to decode;
+    "unknown": all else."""
+    if isinstance(error, NotDecoded):
+        return "decode"
     types = {t.__name__ for t in type(error).__mro__}
     text = str(error)
     if "OutOfMemoryError" in types or isinstance(error, MemoryError):

@@ -26,10 +26,10 @@ from outboard.devices import protocol, slab
 from outboard.devices.protocol import Done, Failed, Fault, Hello, Load, Loaded, LoadFailed, Ping, Pong, Run, Start, Stop, Unload
 from outboard.repository import ModelProblem
 from outboard.tasks import contract
-from outboard.worker import measure, networks, quiet, tensor_measure
+from outboard.worker import decoding, measure, networks, quiet, tensor_measure
 from outboard.worker.answers import Answers
 from outboard.worker.devices import Device, open_device
-from outboard.worker.errors import classify
+from outboard.worker.errors import NotDecoded, classify
 from outboard.worker.networks import LoadedNetwork
 from outboard.worker.tensors import TensorNetwork
 
@@ -132,17 +132,22 @@ class Worker:
             if network is None:
                 raise LookupError(f"{run.model} {run.version} is not loaded here")
             self._device.uploaded.nbytes = 0
-            outputs = network.run(self._slab, run.rows, run.inputs or run.shape, run.pictures)
+            if run.coded:
+                self._device.decoded.spent.begin()
+                outputs = network.run(self._slab, run.rows, run.shape, run.pictures, run.coded)
+            else:
+                outputs = network.run(self._slab, run.rows, run.inputs or run.shape, run.pictures)
             self._device.download(sum(array.nbytes for array in outputs.values()))
             tensors = self._answers.put(run.batch, outputs)
-            return Done(
-                run.batch, tensors, *self._took(began), network.backend.provider, self._device.uploaded.nbytes, network.recompiled()
-            )
+            decoded = self._device.decoded.spent if run.coded else None
+            seconds, own = self._took(max(began, decoded.until) if decoded else began)
+            uploaded, spent = self._device.uploaded.nbytes, decoded.seconds if decoded else 0.0
+            return Done(run.batch, tensors, seconds, own, network.backend.provider, uploaded, network.recompiled(), spent)
         except Exception as e:
             self._took(began)
             kind = classify(e)
             log.warning("batch %d of %s failed (%s): %s", run.batch, run.model, kind, e, extra={"model": run.model})
-            return Failed(run.batch, kind, _text(e))
+            return Failed(run.batch, kind, _text(e), e.rows if isinstance(e, NotDecoded) else [])
 
     def _took(self, began: float) -> tuple[float, float]:
         """Seconds of a batch that ends now: all, and those after the end of the batch before it."""
@@ -273,6 +278,7 @@ class Worker:
                 network.run_singly()
             measured = measure.picture_costs(network, image, slots, costs, budget)
             whole, labels = False, {}
+        decoder = decoding.measure(network)
         seconds = time.perf_counter() - began
         if measured != costs:
             self._keep(key, network, measured)
@@ -281,7 +287,7 @@ class Worker:
         backend = network.backend
         return Loaded(
             load.model, load.version, backend.provider, network.fixed_rows, backend.inputs, backend.outputs,
-            measured, tensors, self._golden_batch, network.memory_bytes, whole, labels, seconds, measured == costs,
+            measured, tensors, self._golden_batch, network.memory_bytes, whole, labels, seconds, measured == costs, decoder,
         )  # fmt: skip
 
     def _keep(self, key: profiles.Key, network: LoadedNetwork, measured: measure.Costs) -> None:

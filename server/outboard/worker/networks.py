@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from outboard.core.state import Picture
+from outboard.core.state import Coded, Picture
 from outboard.repository import ModelSpec, Network
 from outboard.worker.devices import Device
 from outboard.worker.errors import InputRefused
@@ -89,15 +89,20 @@ class LoadedNetwork:
             raise InputRefused(f"{self.network.key}: rows have shape {list(shape)}, expected [height, width, 3]")
 
     def run(
-        self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], cut_from: Sequence[Picture] = ()
+        self,
+        memory: np.ndarray,
+        rows: Sequence[int],
+        shape: tuple[int, ...],
+        cut_from: Sequence[Picture] = (),
+        coded: Sequence[Coded] = (),
     ) -> dict[str, np.ndarray]:
-        """Answers for the rows (uint8 `shape`, C order) at byte offsets `rows` of `memory`, whole or `cut_from` pictures, one by name, rows
-        on the first axis."""
+        """Answers for the rows (uint8 `shape`, C order) at byte offsets `rows` of `memory`, whole or `cut_from` pictures, or decoded from
+        `coded` frames (then all are), one by name, rows on the first axis."""
         self.check(shape)
         if not rows:
             raise InputRefused(f"{self.network.key}: a batch without rows")
         step = self.fixed_rows or len(rows)
-        pieces = [self._run_piece(memory, rows[i : i + step], shape, cut_from) for i in range(0, len(rows), step)]
+        pieces = [self._run_piece(memory, rows[i : i + step], shape, cut_from, coded) for i in range(0, len(rows), step)]
         if len(pieces) == 1:
             arrays = pieces[0]
         else:
@@ -105,11 +110,16 @@ class LoadedNetwork:
             self._check_row_axis(arrays, len(rows))
         return {name: array for (name, _, _), array in zip(self.backend.outputs, arrays, strict=True)}
 
-    def _run_piece(self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], cut_from: Sequence[Picture]) -> list[np.ndarray]:
+    def _run_piece(
+        self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], cut_from: Sequence[Picture], coded: Sequence[Coded]
+    ) -> list[np.ndarray]:
         n = len(rows)
         total = max(self.fixed_rows, self.backend.batch_rows(n))
         row_bytes = int(np.prod(shape))
-        batch = self.device.gather(memory, rows, shape, total, cut_from)
+        if coded:
+            batch = self.device.gather_coded(memory, rows, shape, total, cut_from, coded, self.network.input)
+        else:
+            batch = self.device.gather(memory, rows, shape, total, cut_from)
         arrays = self.device.run(lambda: self.backend.run(batch), total, row_bytes)
         if total > n:
             self._check_row_axis(arrays, total)

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from outboard.core import link
-from outboard.core.state import Picture
+from outboard.core.state import Coded, Picture
 from outboard.devices.protocol import Slot
 from outboard.devices.simulated import EXIT_UNPLUGGED, LATENCY, SimSpec, memory_taken, parse
-from outboard.worker import pictures
+from outboard.repository import Input
+from outboard.worker import decoding, pictures
+from outboard.worker.decoding import Decoded
 from outboard.worker.devices import CpuDevice
 
 #: Modelled working memory of a row: its float32 input held this many times over (input, output and workspace of the widest layer).
@@ -62,6 +64,7 @@ class SimulatedDevice(CpuDevice):
         self._pictures = pictures.Kept(
             int(self.sim.vram * pictures.SHARE), self._reserve_picture, lambda nbytes: self.release(nbytes, "picture")
         )
+        self.decoded = Decoded(int(self.sim.vram * pictures.SHARE), self._reserve_decoded, self._release_decoded)
         self._never = threading.Event()
         for fault, phase in self.sim.faults:
             self.fault(fault, phase)
@@ -105,6 +108,13 @@ class SimulatedDevice(CpuDevice):
     def _reserve_picture(self, nbytes: int) -> int:
         self.reserve(nbytes, "picture")
         return nbytes
+
+    def _reserve_decoded(self, nbytes: int) -> np.ndarray:
+        self.reserve(nbytes, "decoded")
+        return np.empty(nbytes, np.uint8)
+
+    def _release_decoded(self, buffer: np.ndarray) -> None:
+        self.release(buffer.nbytes, "decoded")
 
     def load(self, nbytes: int) -> None:
         self.reserve(nbytes, "weights")
@@ -164,6 +174,38 @@ class SimulatedDevice(CpuDevice):
             self._upload(crossing)
         self._play()
         return super().gather(memory, rows, shape, total, cut_from)
+
+    def decodes(self, provider: str) -> bool:
+        return self.sim.decode is not None
+
+    def gather_coded(
+        self,
+        memory: np.ndarray,
+        rows: Sequence[int],
+        shape: tuple[int, ...],
+        total: int,
+        cut_from: Sequence[Picture],
+        coded: Sequence[Coded],
+        input: Input,
+    ) -> np.ndarray:
+        self._upload(sum(c.length for c in coded if self.decoded.lacks(c)))
+        self._play()
+        batch = self._staging.array(total * int(np.prod(shape))).reshape(total, *shape)
+        with self.decoded as decoded:
+            found = decoded.bring(coded, rows, lambda c, buffer: self._decode(memory, c, input, buffer))
+            for row, offset, (c, buffer) in zip(batch, rows, found, strict=False):
+                row[...] = pictures.cut(buffer, offset - c.offset, shape, decoding.within(c, cut_from))
+        batch[len(rows) :] = 0
+        return batch
+
+    def _decode(self, memory: np.ndarray, c: Coded, input: Input, buffer: np.ndarray) -> None:
+        """The host's decoder does it, and makes the same rows; the decoder of the card takes its own time."""
+        began = time.perf_counter()
+        job, jpeg = decoding.source(memory, c)
+        job.fill(jpeg.data, input, buffer.reshape(job.shape(input)))
+        left = (self.sim.decode or 0.0) * job.header.coded_width * job.header.coded_height / 1e6 - (time.perf_counter() - began)
+        if left > 0:
+            time.sleep(left)
 
     def gather_slots(self, memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot]) -> list[Any]:
         self._upload(len(rows) * sum(slot.nbytes for slot in slots))

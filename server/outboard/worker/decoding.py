@@ -1,0 +1,150 @@
+"""JPEGs that a device decodes itself: brought once, kept for the batches that follow, measured and proved before the front is told.
+
+A frame is decoded into a buffer of the device that looks like the frame's memory would, had the host decoded it: so a row is where it would
+be, and the rest of the way is the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
+import simplejpeg
+
+from outboard.core.decoding import Decoder
+from outboard.core.state import Coded, Picture
+from outboard.devices import slab
+from outboard.imaging import coded as jobs
+from outboard.imaging.header import read_header
+from outboard.worker import pictures
+from outboard.worker.errors import NotDecoded, classify
+
+if TYPE_CHECKING:
+    from outboard.worker.networks import LoadedNetwork
+
+log = logging.getLogger(__name__)
+
+#: (width, height) of the pictures by which a decoder is measured.
+SIZES = ((640, 480), (2560, 1440))
+REPEATS = 3
+#: Levels by which a decoder's rows may differ from the host's, on the average: JPEG decoders round differently, and no more.
+TOLERANCE = 2.0
+
+B = TypeVar("B")
+_ids = itertools.count(-1, -1)  # of what is measured: frames have positive ones
+
+
+class Spent(threading.local):
+    """What decoding took of the calling thread's batch. Seconds."""
+
+    seconds = 0.0  #: of the decoder
+    until = 0.0  #: when the last picture was decoded, by `time.perf_counter`; 0: none was
+
+    def begin(self) -> None:
+        self.seconds = self.until = 0.0
+
+
+class Decoded(Generic[B]):
+    """Frames decoded on a device. Used as a context manager around one batch, as `pictures.Kept` is: what it holds stays that long."""
+
+    def __init__(self, most: int, allocate: Callable[[int], B], free: Callable[[B], None]):
+        self._kept = pictures.Kept(most, allocate, free)
+        self.spent = Spent()
+
+    def __enter__(self) -> Decoded[B]:
+        self._kept.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        # What one picture lacks does not make the others worse.
+        kind = raised[0]
+        self._kept.__exit__(None if kind is NotDecoded else kind, *raised[1:])  # type: ignore[arg-type]
+
+    def lacks(self, c: Coded) -> bool:
+        """Whether the frame's bytes are still to cross the link."""
+        return c.id not in self._kept
+
+    def bring(self, coded: Sequence[Coded], rows: Sequence[int], decode: Callable[[Coded, B], None]) -> list[tuple[Coded, B]]:
+        """For each of the `rows` (offsets) its frame and the buffer with that. `decode(frame, buffer)` is called for those that are not
+        there. Raises NotDecoded with the rows whose frames it fails for, or for which there is no room."""
+        found: dict[int, B] = {}
+        why: dict[int, str] = {}
+        for c in coded:
+
+            def upload(buffer: B, _first: int, _count: int, c: Coded = c) -> None:
+                began = time.perf_counter()
+                decode(c, buffer)
+                self.spent.until = time.perf_counter()
+                self.spent.seconds += self.spent.until - began
+
+            try:
+                buffer = self._kept.bring(Picture(c.id, c.offset, c.nbytes, c.nbytes), [c.offset], 1, upload)
+            except Exception as e:
+                if classify(e) == "sticky":
+                    raise
+                why[c.id] = f"{type(e).__name__}: {e}"
+                continue
+            if buffer is None:
+                why[c.id] = f"there is no room for {c.nbytes} bytes of pixels beside the others of this batch"
+            else:
+                found[c.id] = buffer
+        owners = [next(c for c in coded if c.offset <= offset < c.offset + c.nbytes) for offset in rows]
+        if why:
+            raise NotDecoded(next(iter(why.values())), [i for i, c in enumerate(owners) if c.id in why])
+        return [(c, found[c.id]) for c in owners]
+
+
+def source(memory: np.ndarray, c: Coded) -> tuple[jobs.Job, np.ndarray]:
+    """What is to be made of a frame, and its JPEG's bytes where they lie."""
+    return jobs.read(slab.view(memory, c.source, (c.length,), "uint8"))
+
+
+def within(c: Coded, cut_from: Sequence[Picture]) -> list[Picture]:
+    """The pictures of the frame, by their place in its buffer."""
+    return [Picture(p.id, p.offset - c.offset, p.nbytes, p.pitch) for p in cut_from if p.id == c.id]
+
+
+def measure(network: LoadedNetwork) -> Decoder | None:
+    """What decoding for this network costs its device; None where that takes pixels only, or makes other rows than the host does."""
+    device = network.device
+    if network.spec.takes_tensors or network.spec.toml.parts or not device.decodes(network.backend.provider):
+        return None
+    try:
+        small, large = (_seconds(network, size) for size in SIZES)
+    except Exception as e:
+        if classify(e) == "sticky":
+            raise
+        log.warning("%s: the device is to decode no JPEGs: %s", network.network.key, e)
+        return None
+    return Decoder.fit((SIZES[0][0] * SIZES[0][1], small), (SIZES[1][0] * SIZES[1][1], large))
+
+
+def _seconds(network: LoadedNetwork, size: tuple[int, int]) -> float:
+    """Of the quickest of some pictures of `size`. Raises RuntimeError where rows differ from the host's."""
+    from outboard.worker.measure import seeded_image
+
+    device, given = network.device, network.network.input
+    body = simplejpeg.encode_jpeg(np.ascontiguousarray(seeded_image(*size)), quality=85)
+    job = jobs.Job(read_header(body, max_pixels=size[0] * size[1]))
+    head = jobs.packed(job)
+    width, height = given.size
+    nbytes = 3 * width * height
+    memory = np.zeros(nbytes + len(head) + len(body), np.uint8)
+    jobs.write(head, body, memory[nbytes:])
+    took = []
+    for _ in range(REPEATS):
+        device.decoded.spent.begin()
+        c = Coded(next(_ids), 0, nbytes, nbytes, len(head) + len(body))
+        batch = device.gather_coded(memory, [0], (height, width, 3), 1, (), (c,), given)
+        took.append(device.decoded.spent.seconds)
+    host = np.zeros((1, height, width, 3), np.uint8)
+    job.fill(body, given, host)
+    difference = np.abs(device.to_host(batch).astype(np.int16) - host).mean()
+    if difference > TOLERANCE:
+        raise RuntimeError(f"its rows differ from the host's by {difference:.1f} levels on the average")
+    return min(took)
