@@ -486,7 +486,8 @@ class Runtime:
             case protocol.Failed():
                 batch = self._running(worker, message)
                 about = {"device": device, "model": _model_of(batch.network) if batch else None}
-                log.warning("%s: a batch failed (%s): %s", device, message.kind, message.message, extra=about)
+                level = logging.INFO if message.kind == "decode" else logging.WARNING
+                log.log(level, "%s: a batch failed (%s): %s", device, message.kind, message.message, extra=about)
                 self.engine.batch_failed(now, device, generation, message.batch, message.kind, message.message, message.undecoded)
             case protocol.Hello():
                 self.devices[device].hello = message

@@ -146,7 +146,8 @@ class Worker:
         except Exception as e:
             self._took(began)
             kind = classify(e)
-            log.warning("batch %d of %s failed (%s): %s", run.batch, run.model, kind, e, extra={"model": run.model})
+            level = logging.INFO if kind == "decode" else logging.WARNING  # damaged files are nobody's alarm
+            log.log(level, "batch %d of %s failed (%s): %s", run.batch, run.model, kind, e, extra={"model": run.model})
             return Failed(run.batch, kind, _text(e), e.rows if isinstance(e, NotDecoded) else [])
 
     def _took(self, began: float) -> tuple[float, float]:
