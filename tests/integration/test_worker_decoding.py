@@ -34,7 +34,9 @@ def photo(width: int = 700, height: int = 480, orientation: int = 1) -> bytes:
     return encoded(np.tile(astronaut(), (1, 2, 1))[:height, :width], orientation=orientation)
 
 
-def place(worker: WorkerKit, body: bytes, tiling: Tiling | None = None, fit: str = "letterbox") -> tuple[Coded, np.ndarray, list[int], tuple]:
+def place(
+    worker: WorkerKit, body: bytes, tiling: Tiling | None = None, fit: str = "letterbox"
+) -> tuple[Coded, np.ndarray, list[int], tuple[Picture, ...]]:
     """A JPEG in the slab for a device's decoder; its rows as the host makes them, their offsets, and the pictures they are cut from."""
     given = Input(size=SIZE, fit=fit)  # type: ignore[arg-type]
     header = read_header(body, max_pixels=10**8)

@@ -30,10 +30,10 @@ def way(decode: float, wait: float = 0.0, link: float = 0.0) -> Way:
         pytest.param(way(20, wait=12), way(8, wait=16), 4, 0, True, id="and takes it where all threads are busy for longer"),
         pytest.param(way(20), way(4), 30, 60, False, id="behind a queue for computing, earlier rows win nothing"),
         pytest.param(way(20, wait=50), way(4), 30, 60, True, id="unless the host would be later than even that"),
-        pytest.param(way(20, link=9), way(4, link=0.5), 10, 60, True, id="where the rows' bytes are what a queue waits for, fewer are worth it"),
+        pytest.param(way(20, link=9), way(4, link=0.5), 10, 60, True, id="but fewer bytes do, where the link is what it waits for"),
     ],
 )
-def test_a_frame_is_decoded_where_its_rows_are_ready_first(host: Way, device: Way, compute: float, behind: float, decoded_there: bool) -> None:
+def test_a_frame_is_decoded_where_its_rows_are_ready_first(host: Way, device: Way, compute: float, behind: float, decoded_there: bool):
     assert on_device("auto", host, device, compute * MS, behind * MS) == decoded_there
 
 

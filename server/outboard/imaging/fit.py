@@ -15,10 +15,10 @@ cv2.setNumThreads(1)  # every decode thread is one core already
 
 #: From this shrinking on every source pixel is averaged (INTER_AREA); below it bilinear sampling is four to ten times faster
 #: (480 x 270 to 224 x 126: 0.12 ms, INTER_AREA 1.07) and within 39 dB of averaging all of the 4K picture; at 1.5, 47 dB.
-_AREA_FROM = 2.5
+AREA_FROM = 2.5
 #: From this shrinking on a picture is halved first: the mean of 2 x 2 pixels is vectorised, INTER_AREA of other factors is not, and in the
 #: end every pixel counts as before but for rounding, 49 dB (800 x 600 to 64 x 64: 0.4 ms, at once 2.0; 4K to 224 x 126: 6, at once 29).
-_HALVE_FROM = 4
+HALVE_FROM = 4
 #: Centre crops of longer pictures cut the source first: resized whole, 1 x 5000 for 256 x 256 would take 1 GB.
 _LONG = 16
 
@@ -139,8 +139,8 @@ def resize(source: np.ndarray, out: np.ndarray) -> None:
     if source.shape == out.shape:
         np.copyto(out, source)
         return
-    while min(source.shape[1] / width, source.shape[0] / height) >= _HALVE_FROM and not (source.shape[0] | source.shape[1]) & 1:
+    while min(source.shape[1] / width, source.shape[0] / height) >= HALVE_FROM and not (source.shape[0] | source.shape[1]) & 1:
         source = cv2.resize(source, (source.shape[1] // 2, source.shape[0] // 2), interpolation=cv2.INTER_AREA)
     shrink = max(source.shape[1] / width, source.shape[0] / height)
-    result = cv2.resize(source, (width, height), dst=out, interpolation=cv2.INTER_AREA if shrink >= _AREA_FROM else cv2.INTER_LINEAR)
+    result = cv2.resize(source, (width, height), dst=out, interpolation=cv2.INTER_AREA if shrink >= AREA_FROM else cv2.INTER_LINEAR)
     assert np.may_share_memory(result, out), "OpenCV wrote into memory of its own"

@@ -6,6 +6,7 @@ would back and lock every page of a slab that is mostly never touched. Where it 
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import threading
 import time
@@ -17,11 +18,13 @@ import numpy as np
 from cuda.bindings import runtime as cudart
 
 from outboard.core import link
-from outboard.core.state import Picture
+from outboard.core.state import Coded, Picture
 from outboard.devices import slab
 from outboard.devices.protocol import Slot
 from outboard.devices.rows import BFLOAT16, BYTES, aligned
-from outboard.worker import nvml, pictures
+from outboard.repository import Input
+from outboard.worker import decoding, nvml, pictures
+from outboard.worker.decoding import Decoded
 from outboard.worker.devices import Device
 from outboard.worker.slots import gather as gather_on_host
 
@@ -155,6 +158,8 @@ class CudaDevice(Device):
             lambda nbytes: int(call(cudart.cudaMalloc(nbytes))),
             lambda pointer: call(cudart.cudaFree(pointer)),
         )
+        self._decoder: Any = None  # torch's stream for it
+        self.decoded = Decoded(int(self.memory_total * pictures.SHARE), self._decoded_buffer, lambda buffer: None)
         self.driver = f"CUDA {call(cudart.cudaRuntimeGetVersion())}, driver {call(cudart.cudaDriverGetVersion())}"
         self._memory_before = self.memory_free()
         self.link = LinkProbe.measure()
@@ -219,6 +224,64 @@ class CudaDevice(Device):
                     at, stream = target + i * nbytes, self._slot.stream
                     call(cudart.cudaMemcpy2DAsync(at, width, source, picture.pitch, width, shape[0], _WITHIN, stream))
             call(cudart.cudaStreamSynchronize(self._slot.stream))  # before another batch drops a picture
+
+    def decodes(self, provider: str) -> bool:
+        """nvJPEG comes with torchvision, and torch with the backend that is torch's: for others it would only take memory."""
+        return provider.startswith("torch") and importlib.util.find_spec("torchvision") is not None
+
+    def gather_coded(
+        self,
+        memory: np.ndarray,
+        rows: Sequence[int],
+        shape: tuple[int, ...],
+        total: int,
+        cut_from: Sequence[Picture],
+        coded: Sequence[Coded],
+        input: Input,
+    ) -> DeviceArray:
+        nbytes, width = int(np.prod(shape, dtype=np.int64)), shape[1] * shape[2]
+        slot = self._slot
+        target = slot.on_device(total * nbytes)
+        # What nvJPEG itself sends is not known: where it decodes Huffman codes on the host, it is more than the file.
+        self.uploaded.nbytes += sum(c.length for c in coded if self.decoded.lacks(c))
+        with self.decoded as decoded:
+            found = decoded.bring(coded, rows, lambda c, buffer: self._decode(memory, c, input, buffer))
+            for i, (offset, (c, buffer)) in enumerate(zip(rows, found, strict=True)):
+                inside, at = decoding.within(c, cut_from), offset - c.offset
+                pictures.cut(slab.view(memory, c.offset, (c.nbytes,), "uint8"), at, shape, inside)  # raises where it lies outside
+                source, to = buffer.data_ptr() + at, target + i * nbytes
+                if (picture := pictures.find(inside, at)) is not None:
+                    call(cudart.cudaMemcpy2DAsync(to, width, source, picture.pitch, width, shape[0], _WITHIN, slot.stream))
+                else:
+                    call(cudart.cudaMemcpyAsync(to, source, nbytes, _WITHIN, slot.stream))
+            call(cudart.cudaStreamSynchronize(slot.stream))  # before another batch drops a picture
+        if total > len(rows):
+            call(cudart.cudaMemsetAsync(target + len(rows) * nbytes, 0, (total - len(rows)) * nbytes, slot.stream))
+            call(cudart.cudaStreamSynchronize(slot.stream))
+        return DeviceArray(target, (total, *shape))
+
+    def _decode(self, memory: np.ndarray, c: Coded, input: Input, buffer: Any) -> None:
+        """On a stream of its own: batches that compute go on meanwhile."""
+        import torch
+
+        from outboard.worker import torch_decode
+
+        with torch.inference_mode(), torch.cuda.stream(self._decoder):
+            job, jpeg = decoding.source(memory, c)
+            torch_decode.fill(job, jpeg, input, buffer.view(job.shape(input)))
+        self._decoder.synchronize()
+
+    def _decoded_buffer(self, nbytes: int) -> Any:
+        import torch
+
+        self._decoder = self._decoder or torch.cuda.Stream()
+        with torch.cuda.stream(self._decoder):  # torch gives a stream's memory again in the order of its work
+            return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+    def to_host(self, batch: DeviceArray) -> np.ndarray:
+        array = np.empty(batch.shape, batch.dtype)
+        call(cudart.cudaMemcpy(array.ctypes.data, batch.pointer, array.nbytes, _TO_HOST))
+        return array
 
     def gather_slots(self, memory: np.ndarray, rows: Sequence[int], slots: Sequence[Slot]) -> list[Any]:
         n = len(rows)
