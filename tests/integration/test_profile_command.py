@@ -20,7 +20,7 @@ from outboard.devices.simulated import LATENCY, LINKS
 from outboard.settings import size
 from outboard.worker.simulated import ACTIVATION_COPIES
 
-DEVICE = "sim:thunderbolt4,vram=512MiB,compute=20+2"
+DEVICE = "sim:thunderbolt4,vram=512MiB,compute=20+2,decode=1"
 
 
 def profile(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -43,7 +43,9 @@ def test_the_table_tells_costs_link_memory_and_the_batch_that_is_used(models: Pa
     assert done.returncode == 0, done.stderr
     assert "at most 16 rows fit the memory" in done.stdout and "meet the deadline" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "JPEG decoder: " in done.stdout
     answer = json.loads(told.result().stdout)["profiles"][0]
+    assert answer["decoder"]["seconds_per_megapixel"] > 0
     assert answer["link"]["h2d_bytes_per_s"] == pytest.approx(2.75e9, rel=0.05)
     assert answer["memory"]["batch_bytes"]["per_row"] == pytest.approx(64 * 64 * 3 * 4 * 6, rel=0.05)
     assert answer["batch"] <= answer["deadline_cap"] < answer["vram_cap"] == 16

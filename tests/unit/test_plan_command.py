@@ -100,6 +100,17 @@ def test_a_missing_model_file_is_wrong_usage(models: Path, tmp_path: Path) -> No
     assert "net.onnx" in said.replace(" ", "").replace("\n", "")  # a long path may be folded anywhere
 
 
+@pytest.mark.parametrize("decoder", [("--gpu", "4+2", "--device-decode-ms", "0.5"), ("--gpu", "sim:thunderbolt4,compute=4+2,decode=0.5")])
+def test_a_card_that_decodes_helps_a_host_that_cannot_keep_up(models: Path, decoder: tuple[str, ...]) -> None:
+    busy = ("--model", "net", "--stations", "6", "--fps", "15", "--duration", "5s", "--link", "thunderbolt4", "--cores", "1")
+    busy = (*busy, "--decode-ms", "40")
+    (alone,) = plans(models, *busy, "--gpu", "4+2", code=1)
+    (helped,) = plans(models, *busy, *decoder)
+    assert alone["bottleneck"] == "decode" and "decoder" not in alone["use"]
+    assert helped["fps"] > 2 * alone["fps"] and helped["use"]["decoder"] > 0.1
+    assert "decoder used" in run(models, *busy, *decoder) and "decoder used" not in run(models, *busy, "--gpu", "4+2", code=1)
+
+
 def test_tiles_are_rows_that_cross_the_link(models: Path) -> None:
     words = ("--model", "net", "--link", "0.01", "--gpu", "8+0.01", "--source", "320x240", "--fps", "5", "--duration", "2s")
     whole, tiled = plans(models, *words)[0], plans(models, *words, "--tile", "auto")[0]

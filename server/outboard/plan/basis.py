@@ -24,14 +24,16 @@ class Basis:
     text: str
     answer_bytes: int
     fixed_rows: int = 0
+    decode: float = 0.0  #: seconds of the card's JPEG decoder for a megapixel, where it was given; 0: it has none
 
 
 def basis(gpu: str, spec: ModelSpec, network: Network, cache: Path) -> Basis:
     """`gpu`: "RTX 3060", "8+4", "sim:…,compute=8+4", part of the name or UUID of a device that was measured here, or "" for any of those.
     A measurement of this very model comes before an estimate. Raises Usage."""
-    given = batch_and_row(gpu)
+    given, decode = batch_and_row(gpu), 0.0
     if gpu.startswith("sim:"):
-        given = checked("--gpu", simulated.parse, gpu).compute
+        sim = checked("--gpu", simulated.parse, gpu)
+        given, decode = sim.compute, sim.decode or 0.0
         if given is None:
             raise Usage(f"--gpu {gpu}: its compute time is not modelled; add compute=MS_PER_BATCH+MS_PER_ROW")
     elif given is None and (profile := _measured(gpu, spec, network, cache)) is not None:
@@ -51,7 +53,7 @@ def basis(gpu: str, spec: ModelSpec, network: Network, cache: Path) -> Basis:
         assert given is not None
         batch, row = given
         points = ((1, batch + row), (2, batch + 2 * row), (network.batching.max + 2, batch + (network.batching.max + 2) * row))
-        return Basis(Curve(points), f"{batch * 1e3:g} ms a batch and {row * 1e3:g} ms a row, as given", counted.answer_bytes)
+        return Basis(Curve(points), f"{batch * 1e3:g} ms a batch and {row * 1e3:g} ms a row, as given", counted.answer_bytes, decode=decode)
     precision = spec.toml.run.precision
     peak = card.fp32 if precision == "fp32" else card.fp16
     text = (

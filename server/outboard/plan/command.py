@@ -66,6 +66,9 @@ def plan(
     seed: Annotated[int, typer.Option(help="Of the stations' phases and jitter.")] = 0,
     cores: Annotated[int, typer.Option(min=0, help="Of the host; 0: as many as here.")] = 0,
     decode_ms: Annotated[float, typer.Option(min=0.0, help="Of a core, to decode a frame and fit it; 0: measured here.")] = 0.0,
+    device_decode_ms: Annotated[
+        float, typer.Option(min=0.0, help="Of the card's JPEG decoder, a megapixel, as `outboard profile` shows it; 0: the host decodes.")
+    ] = 0.0,
     batch: Annotated[int, typer.Option(min=0, help="Rows of a batch at most; 0: [batching] max of model.toml.")] = 0,
     replay: Annotated[Path | None, typer.Option(help="Recorded arrivals, NDJSON or CSV, in place of --stations and --fps.")] = None,
     compare: Annotated[str, typer.Option(help="Links, with commas between.")] = "",
@@ -78,6 +81,7 @@ def plan(
     Exit code 0: it holds, 1: it does not, or only at the good end of the estimate, 2: wrong usage. With --compare and without --link: 0
     when one of the links holds.
     """
+    from outboard.core.decoding import Decoder
     from outboard.plan import arrivals, report, usage
     from outboard.plan.basis import basis
     from outboard.plan.cure import TRIED, cures
@@ -102,6 +106,8 @@ def plan(
     given = network.input
     assert given is not None
     card = basis(gpu, spec, network, settings.cache.expanduser())
+    per_megapixel = device_decode_ms / 1e3 or card.decode
+    decoder = Decoder(0.0, per_megapixel / 1e6) if per_megapixel else None
     decode = _Decode(given, decode_ms / 1e3, usage.tiling(tile), settings.limits.tiles)
 
     if replay is not None:
@@ -140,12 +146,15 @@ def plan(
         demand=demand(frames),
         fixed_rows=card.fixed_rows,
         max_delay=network.batching.max_delay_ms / 1e3,
+        decoder=decoder,
     )
     plans = [planned(dataclasses.replace(setup, link=name)) for name in links]
     found = [[] if p.worst.holds else cures(p, smaller, None if replay else lambda fps: others(stations, fps)) for p in plans]
     if plot is not None:
         _draw(plot, f"{model} on {gpu or card.text}, {plans[0].worst.fps_asked:.3g} frames a second each", plans[0], links, others)
     host_text = decode.text(setup.host.cores)
+    if per_megapixel:
+        host_text += f"; or on the card, {per_megapixel * 1e3:g} ms for a megapixel, as given, wherever a frame is ready first"
     if as_json:
         common = {"model": model, "gpu": gpu, "policy": policy, "deadline_ms": allowed * 1e3 if allowed < inf else None}
         common["basis"] = {"card": card.text, "host": host_text}

@@ -14,10 +14,12 @@ from math import inf
 
 from outboard.core import commands as c
 from outboard.core.engine import Engine, EngineConfig
-from outboard.core.state import PIPELINE, Network, Sender
+from outboard.core.state import PIPELINE, Jpeg, Network, Sender
 from outboard.plan.machine import Machine
 
 _NETWORK, _DEVICE = "model", "gpu:0"
+#: Bytes a second at which a core copies a JPEG into frame memory, for a card that decodes it.
+_COPY = 5e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Arrival:
     nbytes: int
     decode: float  #: seconds of a core until its rows lie in frame memory
     rows: int = 1  #: the picture, or its tiles
+    pixels: int = 0  #: of the picture
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class Log:
     link: float = 0.0
     compute: float = 0.0
     cores: float = 0.0
+    decoder: float = 0.0  #: of the card's
     batches: list[int] = field(default_factory=list)  #: rows of each
 
 
@@ -152,7 +156,8 @@ class _Play:
         self.engine = Engine(EngineConfig(slab_bytes=host.slab_bytes, fill_slots=host.decode_threads), seed=seed)
         self.cores = Cores(self, host.cores)
         self.loop = Loop(self.cores)
-        self.up, self.down, self.processor = Turns(self), Turns(self), Turns(self)
+        self.up, self.down, self.processor, self.decoder = Turns(self), Turns(self), Turns(self), Turns(self)
+        self._on_card: set[int] = set()  # frames that its decoder has decoded
         self.endings = [Ending(a) for a in arrivals]
         self.batches: list[int] = []
         self._seconds = [machine.batch(rows) for rows in range(machine.model.max_rows + 1)]
@@ -187,7 +192,7 @@ class _Play:
                 self.now, _, what = heappop(self._heap)
                 what()
         link = max(self.up.busy(), self.down.busy())
-        return Log(self.endings, self.now, link, self.processor.busy(), self.cores.busy(), self.batches)
+        return Log(self.endings, self.now, link, self.processor.busy(), self.cores.busy(), self.decoder.busy(), self.batches)
 
     # ---------------------------------------------------------------- frames
 
@@ -206,12 +211,14 @@ class _Play:
             row_bytes=model.row_bytes,
             deadline=a.at + self.allowed,
             fill_cost=a.decode,
+            jpeg=Jpeg(a.nbytes, a.pixels) if self.machine.decoder is not None else None,
             sender=Sender(a.station, live=a.station if self.live else ""),
         )
         self._act()
 
-    def _decode(self, frame: int) -> None:
-        self.cores.run(self.endings[frame].arrival.decode, lambda: self.hand_over(lambda: self._filled(frame)))
+    def _decode(self, frame: int, coded: bool) -> None:
+        a = self.endings[frame].arrival
+        self.cores.run(a.nbytes / _COPY if coded else a.decode, lambda: self.hand_over(lambda: self._filled(frame)))
 
     def _filled(self, frame: int) -> None:
         self.engine.filled(self.now, frame)
@@ -228,14 +235,29 @@ class _Play:
     def _upload(self, command: c.Dispatch) -> None:
         rows = len(command.offsets)
         self.batches.append(rows)
-        began = self.now
         upload, compute, download = self._seconds[rows]
-        self.up.take(
-            upload,
-            lambda: self.processor.take(compute, lambda: self.down.take(download, lambda: self._batch_done(command, began))),
-        )
 
-    def _batch_done(self, command: c.Dispatch, began: float) -> None:
+        def run(decoding: float) -> None:
+            began = self.now
+            self.processor.take(compute, lambda: self.down.take(download, lambda: self._batch_done(command, began, decoding)))
+
+        if not command.coded:
+            began = self.now
+            self.up.take(
+                upload,
+                lambda: self.processor.take(compute, lambda: self.down.take(download, lambda: self._batch_done(command, began, 0.0))),
+            )
+            return
+        new = [self.endings[source.id].arrival for source in command.coded if source.id not in self._on_card]
+        self._on_card.update(source.id for source in command.coded)
+        decoder = self.machine.decoder
+        decoding = sum(decoder.seconds(a.pixels) for a in new) if decoder is not None else 0.0
+        crossing = self.machine.link.upload(sum(a.nbytes for a in new)) if new else 0.0
+        self.up.take(crossing, lambda: self.decoder.take(decoding, lambda: run(decoding)))
+
+    def _batch_done(self, command: c.Dispatch, began: float, decoding: float) -> None:
+        """`began`: when it was taken up, or had been decoded."""
+        self.engine.decoded(self.now, command.device, command.generation, command.batch, decoding)
         own = self.now - max(began, self._ended)  # as a worker measures it: without the wait for the batch before it
         self._ended = self.now
         self.engine.batch_done(self.now, command.device, command.generation, command.batch, own)
@@ -256,7 +278,7 @@ class _Play:
     def _carry_out(self, command: c.Command) -> None:
         match command:
             case c.Fill():
-                self.hand_over(lambda: self._decode(command.frame))
+                self.hand_over(lambda: self._decode(command.frame, command.coded))
             case c.Dispatch():
                 self.hand_over(lambda: self._upload(command))
             case c.RowDone():
@@ -265,11 +287,10 @@ class _Play:
             case c.Refuse():
                 self._ends(command.frame, command.slug)
             case c.Start():
-                self.engine.hello(self.now, command.device, command.generation)
+                self.engine.hello(self.now, command.device, command.generation, self.machine.link)
             case c.Load():
-                self.engine.loaded(
-                    self.now, command.device, command.generation, command.network, self.machine.costs(), self.machine.model.fixed_rows
-                )
+                m, about = self.machine, (command.device, command.generation, command.network)
+                self.engine.loaded(self.now, *about, m.costs(), m.model.fixed_rows, m.decoder)
             case c.CheckGolden():
                 self.engine.golden_checked(self.now, command.device, command.generation, command.network, True)
             case c.Ping():

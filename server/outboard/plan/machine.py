@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outboard.core.costs import BatchCost, Costs, batch_sizes
+from outboard.core.decoding import Decoder
 from outboard.core.link import Link
 from outboard.core.state import PIPELINE
 from outboard.devices.simulated import LATENCY, LINKS
@@ -57,6 +58,7 @@ class Machine:
     host: Host
     link: Link
     model: Model
+    decoder: Decoder | None = None  #: the card's own, for JPEGs
 
     def batch(self, rows: int) -> tuple[float, float, float]:
         """Seconds of a batch: upload, compute, download."""

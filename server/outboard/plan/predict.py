@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 from outboard.core.costs import batch_sizes
+from outboard.core.decoding import Decoder
 from outboard.plan import roofline
 from outboard.plan.arrivals import Recorded
 from outboard.plan.cards import Card
@@ -56,7 +57,7 @@ class Demand:
 
     def arrivals(self) -> list[Arrival]:
         costs = [(f, self.decode[f.width, f.height]) for f in self.frames]
-        return [Arrival(f.t, f.station, f.bytes, cost.seconds(f.bytes), cost.rows) for f, cost in costs]
+        return [Arrival(f.t, f.station, f.bytes, cost.seconds(f.bytes), cost.rows, f.width * f.height) for f, cost in costs]
 
     def until(self, seconds: float) -> Demand:
         """Its beginning, to try things out with."""
@@ -77,6 +78,7 @@ class Setup:
     demand: Demand
     fixed_rows: int = 0
     max_delay: float = 0.0
+    decoder: Decoder | None = None  #: the card's own, for JPEGs; None: the host decodes
 
     def machine(self, efficiency: Efficiency) -> Machine:
         """Raises MemoryError where not one row fits the card."""
@@ -89,7 +91,7 @@ class Setup:
         else:
             compute = list(card.points)
         model = Model(self.shape, self.row_bytes, self.answer_bytes, most, compute, self.fixed_rows, self.max_delay)
-        return Machine(self.host, link(self.link), model)
+        return Machine(self.host, link(self.link), model, self.decoder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,8 @@ def _summary(log: Log, demand: Demand, host: Host) -> Prediction:
         "decode": log.cores / log.duration / host.cores,
     }
     behind = log.duration - demand.frames[-1].t - quantile(ages, 0.5)
+    if log.decoder:
+        use["decoder"] = log.decoder / log.duration
     holds = all(answered[station] >= ANSWERED * n for station, n in sent.items()) and behind <= BEHIND * _span(demand) + 0.1
     fullest = max(use, key=lambda name: use[name])
     idle = not holds and use[fullest] < FULL

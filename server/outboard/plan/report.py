@@ -14,6 +14,7 @@ _NAMES = {
     "link": "the link",
     "compute": "the card's compute",
     "decode": "decoding on the host",
+    "decoder": "the card's JPEG decoder",
     "deadline": "the deadline: frames come too late though nothing is full",
     "waiting": "no single resource, nothing is full: frames come in bursts, or wait for one another's steps",
     "memory": "the card's memory",
@@ -71,7 +72,7 @@ def _age(seconds: float) -> str:
 
 
 def _share(name: str) -> Any:
-    return lambda p: f"{p.use[name]:.0%}"
+    return lambda p: f"{p.use.get(name, 0.0):.0%}"
 
 
 _COLUMNS: tuple[tuple[str, Any], ...] = (
@@ -84,6 +85,11 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("compute used", _share("compute")),
     ("host used", _share("decode")),
 )
+_DECODER = ("decoder used", _share("decoder"))
+
+
+def _columns(plans: Sequence[Plan]) -> tuple[tuple[str, Any], ...]:
+    return (*_COLUMNS, _DECODER) if any(plan.setup.decoder for plan in plans) else _COLUMNS
 
 
 def one(plan: Plan) -> Table:
@@ -91,7 +97,7 @@ def one(plan: Plan) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    for name, shown in _COLUMNS:
+    for name, shown in _columns([plan]):
         table.add_row(name, _figure(plan, shown))
     return table
 
@@ -99,12 +105,12 @@ def one(plan: Plan) -> Table:
 def comparison(plans: Sequence[Plan]) -> Table:
     """A row for each link."""
     table = Table("link", box=None, header_style="bold", pad_edge=False)
-    for name, _ in _COLUMNS:
+    for name, _ in _columns(plans):
         table.add_column(f"{name} (estimate)" if plans[0].estimate else name, justify="right")
     table.add_column("limit")
     table.add_column("holds")
     for plan in plans:
-        figures = [_figure(plan, shown).removesuffix(" (estimate)") for _, shown in _COLUMNS]
+        figures = [_figure(plan, shown).removesuffix(" (estimate)") for _, shown in _columns(plans)]
         table.add_row(plan.setup.link, *figures, plan.worst.bottleneck, verdict(plan))
     return table
 
