@@ -99,6 +99,25 @@ def test_tiles_of_one_picture_are_decoded_once_in_however_many_batches_they_come
         assert first.decoding > 0 and second.decoding == 0
 
 
+@pytest.mark.parametrize("tiling", [None, Tiling(whole=False)], ids=["whole", "tiles"])
+def test_rows_that_the_host_has_decoded_share_a_batch_with_those_of_the_device(tmp_path: Path, tiling: Tiling | None) -> None:
+    with WorkerKit(tmp_path / "cache", DECODES) as worker:
+        network = worker.load(same(tmp_path))
+        assert isinstance(network, Loaded), network
+        source, rows, offsets, pictures = place(worker, photo(), tiling)
+        other, host_rows, host_offsets, host_pictures = place(worker, photo(600), tiling)
+        given, header = Input(size=SIZE), read_header(photo(600), max_pixels=10**8)
+        plan = tiles.plan(header.width, header.height, given, tiling, 128) if tiling else None
+        job = Job(header, plan, tiles.layout(plan, header, given) if plan else None)
+        job.fill(photo(600), given, worker.slab.view(other.offset, job.shape(given)))
+        mixed = [host_offsets[0], offsets[0], host_offsets[-1]]
+        worker.submit(network, (SIZE[1], SIZE[0], 3), mixed, (*pictures, *host_pictures), (source,))
+        done = worker.expect(Done)
+        expected = np.stack([host_rows[0], rows[0], host_rows[-1]])
+        np.testing.assert_array_equal(pixels_of(worker.outputs(done)["output"]), expected)
+        assert done.uploaded > source.length
+
+
 def test_of_a_batch_the_rows_that_cannot_be_decoded_are_named_and_the_next_batch_is_answered(tmp_path: Path) -> None:
     with WorkerKit(tmp_path / "cache", DECODES) as worker:
         network = worker.load(same(tmp_path))

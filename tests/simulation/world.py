@@ -351,7 +351,7 @@ class World:
             kind = "unknown"
         elif short or (self._is("oom", device) and len(rows) > self.oom_above[device]):
             kind = "oom"
-        elif command.coded and (bad := [i for i, (f, _) in enumerate(rows) if self._not_for_decoders(f.arrival)]):
+        elif command.coded and (bad := [i for i, (f, _) in enumerate(rows) if f.coded and self._not_for_decoders(f.arrival)]):
             kind, undecoded = "decode", bad
         elif any(f.arrival.flaw == "bad_input" for f, _ in rows):
             kind = "input"

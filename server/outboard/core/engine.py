@@ -647,8 +647,10 @@ class Engine:
             return False
         entry = device.networks[queue.network]
         cap = self._cap(device, queue.network)
-        share = -(-len(queue) // device.free_slots()) if device.parallel else len(queue)
-        most = self._fitting(device, entry, min(cap, share, surplus))
+        other = self._company(device, queue)
+        more = self._surplus(now, device, other) if other else 0
+        share = -(-len(queue) // device.free_slots()) if device.parallel else len(queue) + more
+        most = self._fitting(device, entry, min(cap, share, surplus + more))
         if not most:
             self._deferred = True  # the batches that run hold the memory that it needs; nobody overtakes it, or it might wait for ever
             return False
@@ -657,8 +659,18 @@ class Engine:
         if entry.costs.latency(most) > head.deadline - now - device.ahead(now):
             most = self._in_time(now, device, entry.costs, queue, most)
         if most:
-            self._dispatch(now, device, queue.network, queue.shape, queue.take(most))
+            rows = queue.take(min(most, surplus))
+            if other and len(rows) < most:
+                rows += other.take(min(most - len(rows), more))
+            self._dispatch(now, device, queue.network, queue.shape, rows)
         return True
+
+    def _company(self, device: Device, queue: ReadyQueue) -> ReadyQueue | None:
+        """Rows that may join the queue's in a batch: where the device decodes, those that the host has decoded, or the other way round."""
+        if self._decodes(device, queue.network) is None:
+            return None
+        other = self._queues.get((queue.network, queue.shape, not queue.coded))
+        return other if other is not None and len(other) else None
 
     def _in_time(self, now: float, device: Device, costs: Costs, queue: ReadyQueue, most: int) -> int:
         """Rows of the next batch where its deadlines bound it; those are given up that would be late, or make more others late."""
@@ -689,9 +701,10 @@ class Engine:
             if not (surplus := self._surplus(now, device, queue)):
                 self._deferred = True
                 continue
-            head = queue.head()
+            head, other = queue.head(), self._company(device, queue)
             assert head is not None
-            if len(queue) < self._cap(device, queue.network) and now < (until := self._hold(now, device, queue, head)):
+            waiting = len(queue) + (len(other) if other else 0)
+            if waiting < self._cap(device, queue.network) and now < (until := self._hold(now, device, queue, head)):
                 self._timers.set(("hold", device.id, queue.network, queue.shape, queue.coded), until)
                 if device.running and not device.parallel:
                     in_time_due = min(in_time_due, head.due)

@@ -77,9 +77,9 @@ class Unload(msgspec.Struct, tag="unload", frozen=True):
 
 class Run(msgspec.Struct, tag="run", frozen=True):
     """Run a batch. Each row is uint8, `shape` = (height, width, 3), C order, at `rows[i]` bytes into the slab. A row that begins inside one
-    of `pictures` is cut out of it: from one of its lines to the next are the picture's `pitch` bytes. With `coded`, every row lies in the
-    memory of one of them, and nothing is there: the device decodes what would be (imaging/coded.py). For a tensor model each row holds
-    `inputs` and `shape` is empty."""
+    of `pictures` is cut out of it: from one of its lines to the next are the picture's `pitch` bytes. Where a row lies in the memory of one
+    of `coded`, nothing is there: the device decodes what would be (imaging/coded.py). For a tensor model each row holds `inputs`, and
+    `shape` is empty."""
 
     batch: int
     model: str

@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from outboard.core import commands as c
+from outboard.core.decoding import Setting
 from outboard.core.engine import Engine, EngineConfig
 from outboard.core.state import PIPELINE, Jpeg, Network, Sender
 from outboard.plan.machine import Machine
@@ -149,11 +150,11 @@ class Loop:
 
 
 class _Play:
-    def __init__(self, machine: Machine, arrivals: Sequence[Arrival], allowed: float, live: bool, seed: int):
+    def __init__(self, machine: Machine, arrivals: Sequence[Arrival], allowed: float, live: bool, seed: int, decode: Setting):
         self.machine, self.allowed, self.live = machine, allowed, live
         self.now = 0.0
         host = machine.host
-        self.engine = Engine(EngineConfig(slab_bytes=host.slab_bytes, fill_slots=host.decode_threads), seed=seed)
+        self.engine = Engine(EngineConfig(slab_bytes=host.slab_bytes, fill_slots=host.decode_threads, decode=decode), seed=seed)
         self.cores = Cores(self, host.cores)
         self.loop = Loop(self.cores)
         self.up, self.down, self.processor, self.decoder = Turns(self), Turns(self), Turns(self), Turns(self)
@@ -252,7 +253,10 @@ class _Play:
         self._on_card.update(source.id for source in command.coded)
         decoder = self.machine.decoder
         decoding = sum(decoder.seconds(a.pixels) for a in new) if decoder is not None else 0.0
-        crossing = self.machine.link.upload(sum(a.nbytes for a in new)) if new else 0.0
+        ours = {source.id: (source.offset, source.offset + source.nbytes) for source in command.coded}
+        whole = sum(not any(start <= o < end for start, end in ours.values()) for o in command.offsets)
+        sent = sum(a.nbytes for a in new) + whole * self.machine.model.row_bytes
+        crossing = self.machine.link.upload(sent) if sent else 0.0
         self.up.take(crossing, lambda: self.decoder.take(decoding, lambda: run(decoding)))
 
     def _batch_done(self, command: c.Dispatch, began: float, decoding: float) -> None:
@@ -299,6 +303,9 @@ class _Play:
                 raise RuntimeError(f"at {self.now:.3f} s the engine gave up a device that never fails; this is a bug, please report it")
 
 
-def play(machine: Machine, arrivals: Sequence[Arrival], *, allowed: float = inf, live: bool = True, seed: int = 0) -> Log:
-    """Every arrival to its end. `allowed`: seconds after which an answer is worthless; `live`: of each station the newest frame wins."""
-    return _Play(machine, arrivals, allowed, live, seed).run()
+def play(
+    machine: Machine, arrivals: Sequence[Arrival], *, allowed: float = inf, live: bool = True, seed: int = 0, decode: Setting = "auto"
+) -> Log:
+    """Every arrival to its end. `allowed`: seconds after which an answer is worthless; `live`: of each station the newest frame wins;
+    `decode`: as the server's setting."""
+    return _Play(machine, arrivals, allowed, live, seed, decode).run()

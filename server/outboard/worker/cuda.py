@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -188,23 +188,31 @@ class CudaDevice(Device):
         nbytes = int(np.prod(shape, dtype=np.int64))
         slot = self._slot
         target = slot.on_device(total * nbytes)
-        if cut_from:
-            self._gather_cut(memory, rows, shape, target, cut_from)
-        else:
-            self._copy(memory, [(target + i * nbytes, offset) for i, offset in enumerate(rows)], nbytes)
+        self._gather_rows(memory, dict(enumerate(rows)), shape, target, cut_from)
         if total > len(rows):
             call(cudart.cudaMemsetAsync(target + len(rows) * nbytes, 0, (total - len(rows)) * nbytes, slot.stream))
         call(cudart.cudaStreamSynchronize(slot.stream))  # the runtimes work on streams of their own
         return DeviceArray(target, (total, *shape))
 
+    def _gather_rows(
+        self, memory: np.ndarray, rows: Mapping[int, int], shape: tuple[int, ...], target: int, cut_from: Sequence[Picture]
+    ) -> None:
+        """`rows`: index in the batch, which begins at `target` -> offset."""
+        nbytes = int(np.prod(shape, dtype=np.int64))
+        if cut_from:
+            self._gather_cut(memory, rows, shape, target, cut_from)
+        else:
+            self._copy(memory, [(target + i * nbytes, offset) for i, offset in rows.items()], nbytes)
+
     def _gather_cut(
-        self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], target: int, cut_from: Sequence[Picture]
+        self, memory: np.ndarray, rows: Mapping[int, int], shape: tuple[int, ...], target: int, cut_from: Sequence[Picture]
     ) -> None:
         """Lines of pictures cross the link once and are cut on the device; where there is no room for a picture, its rows cross by
         themselves."""
-        nbytes = int(np.prod(shape, dtype=np.int64))
+        nbytes, index = int(np.prod(shape, dtype=np.int64)), list(rows)
         with self._pictures as kept:
-            for picture, cuts in pictures.grouped(rows, cut_from).items():
+            for picture, group in pictures.grouped([*rows.values()], cut_from).items():
+                cuts = {index[i]: offset for i, offset in group.items()}
                 views = {i: pictures.cut(memory, offset, shape, cut_from) for i, offset in cuts.items()}  # raises where one lies outside
                 if picture is None:
                     self._copy(memory, [(target + i * nbytes, offset) for i, offset in cuts.items()], nbytes)
@@ -246,7 +254,10 @@ class CudaDevice(Device):
         self.uploaded.nbytes += sum(c.length for c in coded if self.decoded.lacks(c))
         with self.decoded as decoded:
             found = decoded.bring(coded, rows, lambda c, buffer: self._decode(memory, c, input, buffer))
-            for i, (offset, (c, buffer)) in enumerate(zip(rows, found, strict=True)):
+            for i, (offset, decoded_row) in enumerate(zip(rows, found, strict=True)):
+                if decoded_row is None:
+                    continue
+                c, buffer = decoded_row
                 inside, at = decoding.within(c, cut_from), offset - c.offset
                 pictures.cut(slab.view(memory, c.offset, (c.nbytes,), "uint8"), at, shape, inside)  # raises where it lies outside
                 source, to = buffer.data_ptr() + at, target + i * nbytes
@@ -255,9 +266,10 @@ class CudaDevice(Device):
                 else:
                     call(cudart.cudaMemcpyAsync(to, source, nbytes, _WITHIN, slot.stream))
             call(cudart.cudaStreamSynchronize(slot.stream))  # before another batch drops a picture
+        self._gather_rows(memory, decoding.others(coded, rows), shape, target, cut_from)
         if total > len(rows):
             call(cudart.cudaMemsetAsync(target + len(rows) * nbytes, 0, (total - len(rows)) * nbytes, slot.stream))
-            call(cudart.cudaStreamSynchronize(slot.stream))
+        call(cudart.cudaStreamSynchronize(slot.stream))
         return DeviceArray(target, (total, *shape))
 
     def _decode(self, memory: np.ndarray, c: Coded, input: Input, buffer: Any) -> None:

@@ -69,9 +69,9 @@ class Decoded(Generic[B]):
         """Whether the frame's bytes are still to cross the link."""
         return c.id not in self._kept
 
-    def bring(self, coded: Sequence[Coded], rows: Sequence[int], decode: Callable[[Coded, B], None]) -> list[tuple[Coded, B]]:
-        """For each of the `rows` (offsets) its frame and the buffer with that. `decode(frame, buffer)` is called for those that are not
-        there. Raises NotDecoded with the rows whose frames it fails for, or for which there is no room."""
+    def bring(self, coded: Sequence[Coded], rows: Sequence[int], decode: Callable[[Coded, B], None]) -> list[tuple[Coded, B] | None]:
+        """For each of the `rows` (offsets) its frame and the buffer with that; None: its pixels are in the slab. `decode(frame, buffer)` is
+        called for those that are not there. Raises NotDecoded with the rows whose frames it fails for, or for which there is no room."""
         found: dict[int, B] = {}
         why: dict[int, str] = {}
         for c in coded:
@@ -93,10 +93,10 @@ class Decoded(Generic[B]):
                 why[c.id] = f"there is no room for {c.nbytes} bytes of pixels beside the others of this batch"
             else:
                 found[c.id] = buffer
-        owners = [next(c for c in coded if c.offset <= offset < c.offset + c.nbytes) for offset in rows]
+        owners = [next((c for c in coded if c.offset <= offset < c.offset + c.nbytes), None) for offset in rows]
         if why:
-            raise NotDecoded(next(iter(why.values())), [i for i, c in enumerate(owners) if c.id in why])
-        return [(c, found[c.id]) for c in owners]
+            raise NotDecoded(next(iter(why.values())), [i for i, c in enumerate(owners) if c is not None and c.id in why])
+        return [(c, found[c.id]) if c is not None else None for c in owners]
 
 
 def source(memory: np.ndarray, c: Coded) -> tuple[jobs.Job, np.ndarray]:
@@ -107,6 +107,11 @@ def source(memory: np.ndarray, c: Coded) -> tuple[jobs.Job, np.ndarray]:
 def within(c: Coded, cut_from: Sequence[Picture]) -> list[Picture]:
     """The pictures of the frame, by their place in its buffer."""
     return [Picture(p.id, p.offset - c.offset, p.nbytes, p.pitch) for p in cut_from if p.id == c.id]
+
+
+def others(coded: Sequence[Coded], rows: Sequence[int]) -> dict[int, int]:
+    """The rows whose pixels are in the slab: index in the batch -> offset."""
+    return {i: o for i, o in enumerate(rows) if not any(c.offset <= o < c.offset + c.nbytes for c in coded)}
 
 
 def measure(network: LoadedNetwork) -> Decoder | None:

@@ -96,8 +96,8 @@ class LoadedNetwork:
         cut_from: Sequence[Picture] = (),
         coded: Sequence[Coded] = (),
     ) -> dict[str, np.ndarray]:
-        """Answers for the rows (uint8 `shape`, C order) at byte offsets `rows` of `memory`, whole or `cut_from` pictures, or decoded from
-        `coded` frames (then all are), one by name, rows on the first axis."""
+        """Answers for the rows (uint8 `shape`, C order) at byte offsets `rows` of `memory`, whole or `cut_from` pictures, those of
+        `coded` frames decoded on the device, one by name, rows on the first axis."""
         self.check(shape)
         if not rows:
             raise InputRefused(f"{self.network.key}: a batch without rows")

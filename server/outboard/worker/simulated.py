@@ -163,7 +163,13 @@ class SimulatedDevice(CpuDevice):
     def gather(
         self, memory: np.ndarray, rows: Sequence[int], shape: tuple[int, ...], total: int, cut_from: Sequence[Picture] = ()
     ) -> np.ndarray:
-        crossing = 0
+        self._upload_rows(rows, shape, cut_from)
+        self._play()
+        return super().gather(memory, rows, shape, total, cut_from)
+
+    def _upload_rows(self, rows: Sequence[int], shape: tuple[int, ...], cut_from: Sequence[Picture], more: int = 0) -> None:
+        """With so many bytes more. Lines of pictures cross once."""
+        crossing = more
         with self._pictures as kept:
             for picture, cuts in pictures.grouped(rows, cut_from).items():
                 lines: list[int] = []
@@ -172,8 +178,6 @@ class SimulatedDevice(CpuDevice):
                 else:
                     crossing += len(cuts) * int(np.prod(shape, dtype=np.int64))
             self._upload(crossing)
-        self._play()
-        return super().gather(memory, rows, shape, total, cut_from)
 
     def decodes(self, provider: str) -> bool:
         return self.sim.decode is not None
@@ -188,13 +192,18 @@ class SimulatedDevice(CpuDevice):
         coded: Sequence[Coded],
         input: Input,
     ) -> np.ndarray:
-        self._upload(sum(c.length for c in coded if self.decoded.lacks(c)))
+        here = decoding.others(coded, rows)
+        self._upload_rows([*here.values()], shape, cut_from, sum(c.length for c in coded if self.decoded.lacks(c)))
         self._play()
         batch = self._staging.array(total * int(np.prod(shape))).reshape(total, *shape)
         with self.decoded as decoded:
             found = decoded.bring(coded, rows, lambda c, buffer: self._decode(memory, c, input, buffer))
-            for row, offset, (c, buffer) in zip(batch, rows, found, strict=False):
-                row[...] = pictures.cut(buffer, offset - c.offset, shape, decoding.within(c, cut_from))
+            for row, offset, decoded_row in zip(batch, rows, found, strict=False):
+                if decoded_row is None:
+                    row[...] = pictures.cut(memory, offset, shape, cut_from)
+                else:
+                    c, buffer = decoded_row
+                    row[...] = pictures.cut(buffer, offset - c.offset, shape, decoding.within(c, cut_from))
         batch[len(rows) :] = 0
         return batch
 
