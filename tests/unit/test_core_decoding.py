@@ -37,6 +37,13 @@ def test_a_frame_is_decoded_where_its_rows_are_ready_first(host: Way, device: Wa
     assert on_device("auto", host, device, compute * MS, behind * MS) == decoded_there
 
 
+def test_a_decoder_that_takes_nothing_of_the_computing_spares_the_host_behind_any_queue() -> None:
+    host, device = way(20), way(4)
+    assert on_device("auto", host, device, 30 * MS, 60 * MS, slows=0.1)
+    assert not on_device("auto", host, device, 30 * MS, 60 * MS, slows=1.0)
+    assert not on_device("auto", way(2), device, 30 * MS, 60 * MS, slows=0.0), "the host has it sooner"
+
+
 def test_the_setting_overrules_what_was_measured() -> None:
     assert on_device("device", way(1), way(50))
     assert not on_device("host", way(50), way(1))

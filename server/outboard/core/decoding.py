@@ -2,7 +2,7 @@
 
 Pure arithmetic on what was measured. Each frame goes where its rows are ready first, so the two share the work as soon as one of them
 has as much as it can do, and neither waits for the other. Where the network's own computing is what everything waits for, earlier rows
-win nothing: then the host decodes, and nothing else is asked of the device.
+win nothing: then the device decodes if its decoder takes nothing of the computing, which spares the host; else the host does.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ Setting = Literal["auto", "host", "device"]
 CLEARLY = 0.9
 #: The link is what a device waits for where the rows cross it for more than this share of the time that they take there.
 LINK_BOUND = 0.5
+#: A decoder is beside a device's computing where a frame's decoding slows its computing by less than this share.
+BESIDE = 0.05
 #: Weight of a new observation, which counts at most so many times more (or less) than what was expected.
 LEARNING, OUTLIER = 1 / 16, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What decoding costs a device: seconds for a picture, and for each of its pixels. The rows are made of it in the same time."""
+    """What decoding costs a device: seconds for a picture, and for each of its pixels. The rows are made of it in the same time. `slows`:
+    seconds of computing that a second of decoding costs; 0: it is a part of the device that computes nothing, 1: they take turns."""
 
     per_picture: float
     per_pixel: float
+    slows: float = 1.0
 
     def seconds(self, pixels: int) -> float:
         return self.per_picture + pixels * self.per_pixel
@@ -60,14 +64,16 @@ class Way:
         return self.wait + self.decode + self.link
 
 
-def on_device(setting: Setting, host: Way, device: Way, compute: float = 0.0, behind: float = 0.0) -> bool:
+def on_device(setting: Setting, host: Way, device: Way, compute: float = 0.0, behind: float = 0.0, slows: float = 1.0) -> bool:
     """Whether the device decodes the frame. `compute`: seconds that its rows take there, one batch after the other, their crossing
-    included; `behind`: seconds until the device has computed what waits there already."""
+    included; `behind`: seconds until the device has computed what waits there already; `slows` as a decoder's."""
     if setting != "auto":
         return setting == "device"
+    if device.ready >= CLEARLY * host.ready:
+        return False
     if host.link > LINK_BOUND * compute:  # fewer bytes are what makes the device faster, however long its queue is
-        behind = 0.0
-    return device.ready < CLEARLY * host.ready and host.ready > behind
+        return True
+    return host.ready > behind or slows * device.decode < BESIDE * compute
 
 
 def thread_free(filling: float, busy: int, threads: int) -> float:

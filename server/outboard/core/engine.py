@@ -527,10 +527,10 @@ class Engine:
         seconds, waiting = decoder.seconds(f.jpeg.pixels), self._ready_rows(f.network)
         pixels, compressed = (device.link.upload(n) if device.link else 0.0 for n in (f.pixel_bytes, f.jpeg.nbytes))
         host = Way(decoding.thread_free(self._filling_seconds, self._filling, self.config.fill_slots), f.fill_cost, pixels)
-        there = Way(sum(self.networks[f.network].coded.values()), seconds, compressed)
+        there = Way(max(0.0, device.decoder_free - now) + sum(self.networks[f.network].coded.values()), seconds, compressed)
         compute = self._work([device], f.network, self._cap(device, f.network)) / self._cap(device, f.network) * f.rows
         behind = device.ahead(now) + (self._work([device], f.network, waiting) if waiting else 0.0)
-        return seconds if decoding.on_device(self.config.decode, host, there, compute, behind) else None
+        return seconds if decoding.on_device(self.config.decode, host, there, compute, behind, decoder.slows) else None
 
     def _recall(self, now: float) -> None:
         """What no device is left to decode goes to the decode threads."""
@@ -553,13 +553,9 @@ class Engine:
         b = d.running.get(batch) if d is not None and d.generation == generation else None
         if d is None or b is None:
             return
-        entry, coded = d.networks.get(b.network), self.networks[b.network].coded
-        frames = {f.id: f for f, _ in b.rows if f.coded and f.jpeg is not None}
-        pixels = [f.jpeg.pixels for f in frames.values() if f.jpeg is not None and f.id in coded]
-        if entry is not None and entry.decoder is not None and pixels:
-            entry.decoder = entry.decoder.observed(pixels, seconds)
-        for frame in frames:
-            coded.pop(frame, None)
+        entry = d.networks.get(b.network)
+        if entry is not None and entry.decoder is not None and b.decodes:
+            entry.decoder = entry.decoder.observed(b.decodes, seconds)
 
     def _hopeless(self, now: float, f: Frame) -> bool:
         """It would be answered too late even if it were next, so decoding it would only make others late. While nothing runs that would
@@ -768,7 +764,7 @@ class Engine:
         network = queue.network
         costs = device.networks[network].costs
         assert costs is not None
-        if device.running and not device.parallel:
+        if not device.parallel and device.computing(now):
             upload = costs.latency(len(queue)) - costs.expected(len(queue))  # and download: what a pipeline does beside the batch before
             upload += self._decode_seconds(device, network, queue.urgent(self._cap(device, network))) if queue.coded else 0.0
             lead = self.config.pipeline_lead * sum(b.cost for b in device.running.values()) + max(device.hand_over, 0.001)
@@ -783,7 +779,7 @@ class Engine:
         return min(until, head.deadline - 2 * costs.expected(cap))
 
     def _decode_seconds(self, device: Device, network: str, frames: Iterable[Frame]) -> float:
-        """Of the device's decoder, for those that it has not decoded yet."""
+        """Of the device's decoder, for those that it was not sent yet."""
         decoder, coded = self._decodes(device, network), self.networks[network].coded
         return sum(decoder.seconds(f.jpeg.pixels) for f in frames if f.jpeg and f.id in coded) if decoder else 0.0
 
@@ -801,8 +797,13 @@ class Engine:
             expected = costs.latency(len(rows)) if alone else costs.expected(len(rows))
         batch = Batch(self._batches, device.id, device.generation, network, rows, now, alone, expected, expected + device.ahead(now))
         coded = {f.id: f for f, _ in rows if f.coded}
-        batch.decode = self._decode_seconds(device, network, coded.values())
-        batch.expected += batch.decode + sum(b.decode for b in device.running.values())
+        if coded:
+            batch.decode = self._decode_seconds(device, network, coded.values())
+            to_decode = self.networks[network].coded
+            batch.decodes = tuple(f.jpeg.pixels for f in coded.values() if f.jpeg is not None and to_decode.pop(f.id, None) is not None)
+            device.decoder_free = max(now, device.decoder_free) + batch.decode
+            batch.expected += device.decoder_free - now
+            batch.decoded = device.decoder_free
         batch.degraded = self._answers_degraded(device, network)
         device.running[batch.id] = batch
         for f, _ in rows:

@@ -99,7 +99,7 @@ class Network:
     deaths: dict[str, int] = field(default_factory=dict)  #: device -> workers that died in succession while they loaded it
     decoded: dict[int, int] = field(default_factory=dict)  #: live frames that are being decoded, or are and wait: id -> rows that wait
     copying: int = 0  #: rows of frames that a device will decode, while their bytes are copied into frame memory
-    coded: dict[int, float] = field(default_factory=dict)  #: frames that a device is to decode, and has not: id -> expected seconds
+    coded: dict[int, float] = field(default_factory=dict)  #: frames that a device is to decode, and was not sent: id -> expected seconds
 
 
 @dataclass(slots=True)
@@ -176,6 +176,8 @@ class Batch:
     overdue: bool = False  #: its rows were queued again elsewhere; a late answer may still win
     degraded: bool = False  #: when it was sent, the device stood in for an accelerator
     decode: float = 0.0  #: expected seconds of the device's decoder for it, which come before `cost`
+    decodes: tuple[int, ...] = ()  #: pixels of the pictures that it has to decode
+    decoded: float = 0.0  #: when that is expected to be done; 0: there is nothing to decode
 
 
 @dataclass(slots=True)
@@ -219,6 +221,7 @@ class Device:
     failures: int = 0  #: rows in succession that it could not run
     hand_over: float = HAND_OVER  #: seconds of messages between front and worker for one batch, as observed
     link: Link | None = None  #: as measured; None: there is none, or it is unknown
+    decoder_free: float = 0.0  #: when its decoder is expected to be through with what it was sent
     distrusted: bool = False  #: its worker died unexplained while it decoded: the host does that, until an operator resets the device
     zombies: dict[int, list[Batch]] = field(default_factory=dict)  #: batches of lost generations whose process still lives
 
@@ -232,10 +235,15 @@ class Device:
         Counted from the end of the batch before them: what is left of expected ends would carry every overestimate on to the next batch for
         as long as the pipeline is full (seen: 30 ms expected in 546).
         """
-        if self.parallel or not self.running:
+        computing = self.computing(now)
+        if self.parallel or not computing:
             return 0.0
-        first, *others = self.running.values()
-        return max(0.0, max(first.sent + first.decode, self.ended) + first.cost - now) + sum(b.cost for b in others)
+        first, *others = computing
+        return max(0.0, max(first.sent, first.decoded, self.ended) + first.cost - now) + sum(b.cost for b in others)
+
+    def computing(self, now: float) -> list[Batch]:
+        """The batches that are not still being decoded there: others pass those by."""
+        return [b for b in self.running.values() if b.decoded <= now]
 
     def free_slots(self) -> int:
         return self.slots - len(self.running)

@@ -126,6 +126,7 @@ def _decoder(runtime: Runtime, network: str, device: str) -> dict[str, Any] | No
     return {
         "seconds_per_picture": decoder.per_picture,
         "seconds_per_megapixel": 1e6 * decoder.per_pixel,
+        "slows_computing": decoder.slows,
         "used": runtime.settings.devices.decode != "host" and not state.distrusted,
     }
 

@@ -107,7 +107,7 @@ def plan(
     assert given is not None
     card = basis(gpu, spec, network, settings.cache.expanduser())
     per_megapixel = device_decode_ms / 1e3 or card.decode
-    decoder = Decoder(0.0, per_megapixel / 1e6) if per_megapixel else None
+    decoder = Decoder(0.0, per_megapixel / 1e6, slows=0.0) if per_megapixel else None  # as it is played: beside the computing
     decode = _Decode(given, decode_ms / 1e3, usage.tiling(tile), settings.limits.tiles)
 
     if replay is not None:

@@ -88,7 +88,8 @@ def _print(out: Console, measured: Measured, found: Findings) -> None:
         out.print(f"memory: {memory.describe()}; {holds}", highlight=False, markup=False, soft_wrap=True)
     if (decoder := loaded.decoder) is not None:
         costs = f"{decoder.per_picture * 1e3:.2f} ms a picture and {decoder.per_pixel * 1e9:.2f} ms a megapixel"
-        out.print(f"JPEG decoder: {costs}, the making of rows included", highlight=False, soft_wrap=True)
+        beside = f"a second of it costs {decoder.slows:.2f} s of computing"
+        out.print(f"JPEG decoder: {costs}, the making of rows included; {beside}", highlight=False, soft_wrap=True)
     columns = ("Rows", "ms a batch", "of it upload", "ms when busy", "Rows a second", "Memory", "")
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for column in table.columns[:-1]:

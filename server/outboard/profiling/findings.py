@@ -60,7 +60,11 @@ def as_dict(measured: Measured, found: Findings) -> dict[str, Any]:
             "network_bytes": loaded.memory_bytes or None,
             "batch_bytes": {"fixed": need.fixed, "per_row": need.per_row} if need else None,
         },
-        "decoder": {"seconds_per_picture": loaded.decoder.per_picture, "seconds_per_megapixel": 1e6 * loaded.decoder.per_pixel}
+        "decoder": {
+            "seconds_per_picture": loaded.decoder.per_picture,
+            "seconds_per_megapixel": 1e6 * loaded.decoder.per_pixel,
+            "slows_computing": loaded.decoder.slows,
+        }
         if loaded.decoder
         else None,
         "batches": [msgspec.to_builtins(c) | {"rows_per_s": c.rows / c.seconds} for c in loaded.costs],

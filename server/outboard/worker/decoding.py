@@ -6,12 +6,13 @@ be, and the rest of the way is the same.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import simplejpeg
@@ -23,6 +24,7 @@ from outboard.imaging import coded as jobs
 from outboard.imaging.header import read_header
 from outboard.worker import pictures
 from outboard.worker.errors import NotDecoded, classify
+from outboard.worker.measure import mixed_rows, seeded_image
 
 if TYPE_CHECKING:
     from outboard.worker.networks import LoadedNetwork
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 #: (width, height) of the pictures by which a decoder is measured.
 SIZES = ((640, 480), (2560, 1440))
 REPEATS = 3
+#: Seconds of batches beside the decoder, and their rows at most, that show whether it slows them.
+BESIDE_S, MOST_ROWS = 0.1, 8
 #: Levels by which a decoder's rows may differ from the host's, on the average: JPEG decoders round differently, and no more.
 TOLERANCE = 2.0
 
@@ -116,40 +120,81 @@ def others(coded: Sequence[Coded], rows: Sequence[int]) -> dict[int, int]:
 
 def measure(network: LoadedNetwork) -> Decoder | None:
     """What decoding for this network costs its device; None where that takes pixels only, or makes other rows than the host does."""
-    device = network.device
-    if network.spec.takes_tensors or network.spec.toml.parts or not device.decodes(network.backend.provider):
+    if network.spec.takes_tensors or network.spec.toml.parts or not network.device.decodes(network.backend.provider):
         return None
     try:
-        small, large = (_seconds(network, size) for size in SIZES)
+        small, large = (_Picture(network, size) for size in SIZES)
+        costs = Decoder.fit((small.pixels, small.proved()), (large.pixels, large.proved()))
+        return dataclasses.replace(costs, slows=_slows(network, large))
     except Exception as e:
         if classify(e) == "sticky":
             raise
         log.warning("%s: the device is to decode no JPEGs: %s", network.network.key, e)
         return None
-    return Decoder.fit((SIZES[0][0] * SIZES[0][1], small), (SIZES[1][0] * SIZES[1][1], large))
 
 
-def _seconds(network: LoadedNetwork, size: tuple[int, int]) -> float:
-    """Of the quickest of some pictures of `size`. Raises RuntimeError where rows differ from the host's."""
-    from outboard.worker.measure import seeded_image
+class _Picture:
+    """A JPEG to measure by, in memory as the front lays it."""
 
-    device, given = network.device, network.network.input
-    body = simplejpeg.encode_jpeg(np.ascontiguousarray(seeded_image(*size)), quality=85)
-    job = jobs.Job(read_header(body, max_pixels=size[0] * size[1]))
-    head = jobs.packed(job)
-    width, height = given.size
-    nbytes = 3 * width * height
-    memory = np.zeros(nbytes + len(head) + len(body), np.uint8)
-    jobs.write(head, body, memory[nbytes:])
-    took = []
-    for _ in range(REPEATS):
-        device.decoded.spent.begin()
-        c = Coded(next(_ids), 0, nbytes, nbytes, len(head) + len(body))
-        batch = device.gather_coded(memory, [0], (height, width, 3), 1, (), (c,), given)
-        took.append(device.decoded.spent.seconds)
-    host = np.zeros((1, height, width, 3), np.uint8)
-    job.fill(body, given, host)
-    difference = np.abs(device.to_host(batch).astype(np.int16) - host).mean()
-    if difference > TOLERANCE:
-        raise RuntimeError(f"its rows differ from the host's by {difference:.1f} levels on the average")
-    return min(took)
+    def __init__(self, network: LoadedNetwork, size: tuple[int, int]):
+        self._device, self._given = network.device, network.network.input
+        self.pixels = size[0] * size[1]
+        self._body = simplejpeg.encode_jpeg(np.ascontiguousarray(seeded_image(*size)), quality=85)
+        self._job = jobs.Job(read_header(self._body, max_pixels=self.pixels))
+        head = jobs.packed(self._job)
+        self._row = 3 * self._given.size[0] * self._given.size[1]
+        self._memory = np.zeros(self._row + len(head) + len(self._body), np.uint8)
+        jobs.write(head, self._body, self._memory[self._row :])
+
+    def decode(self) -> tuple[Any, float]:
+        """The row of it, as a batch, and the decoder's seconds."""
+        spent = self._device.decoded.spent
+        spent.begin()
+        width, height = self._given.size
+        c = Coded(next(_ids), 0, self._row, self._row, self._memory.nbytes - self._row)
+        batch = self._device.gather_coded(self._memory, [0], (height, width, 3), 1, (), (c,), self._given)
+        return batch, spent.seconds
+
+    def proved(self) -> float:
+        """Seconds of the quickest of some. Raises RuntimeError where the row differs from the host's."""
+        host = np.zeros(self._job.shape(self._given), np.uint8)
+        self._job.fill(self._body, self._given, host)
+        took = []
+        for _ in range(REPEATS):
+            batch, seconds = self.decode()
+            took.append(seconds)
+        difference = np.abs(self._device.to_host(batch).astype(np.int16) - host).mean()
+        if difference > TOLERANCE:
+            raise RuntimeError(f"its rows differ from the host's by {difference:.1f} levels on the average")
+        return min(took)
+
+
+def _slows(network: LoadedNetwork, picture: _Picture) -> float:
+    """Seconds of computing that a second of decoding costs: batches alone, then while another thread decodes all the time."""
+    width, height = network.network.input.size
+    memory, offsets = mixed_rows(seeded_image(width, height), min(network.max_rows, MOST_ROWS))
+
+    def run(least: float) -> tuple[int, float]:
+        began, n = time.perf_counter(), 0
+        while n < 2 or time.perf_counter() - began < least:
+            network.run(memory, offsets, (height, width, 3))
+            n += 1
+        return n, time.perf_counter() - began
+
+    run(0.0)
+    alone, elapsed = run(BESIDE_S / 2)
+    each = elapsed / alone
+    stop, decoding = threading.Event(), [0.0]
+
+    def decode() -> None:
+        while not stop.is_set():
+            decoding[0] += picture.decode()[1]
+
+    thread = threading.Thread(target=decode, name="measure")
+    thread.start()
+    try:
+        n, elapsed = run(BESIDE_S)
+    finally:
+        stop.set()
+        thread.join()
+    return min(max(elapsed - n * each, 0.0) / max(min(decoding[0], elapsed), 1e-6), 1.0)

@@ -87,7 +87,7 @@ def disagreement(got: np.ndarray, want: np.ndarray, relative: float) -> str:
     return "" if difference <= allowed else f"values differ by up to {difference:.3g}, {allowed:.3g} is allowed"
 
 
-def _mixed_rows(image: np.ndarray, rows: int) -> tuple[np.ndarray, list[int]]:
+def mixed_rows(image: np.ndarray, rows: int) -> tuple[np.ndarray, list[int]]:
     """`rows` different pictures in one memory, and their offsets: the image, moved and darkened from row to row."""
     pictures = np.stack([np.roll(image, 7 * i, axis=1) // (1 + i % 3) for i in range(rows)])
     return pictures.reshape(-1), [i * image.nbytes for i in range(rows)]
@@ -100,7 +100,7 @@ def check_rows_independent(network: LoadedNetwork, image: np.ndarray) -> None:
     began = time.perf_counter()
     network.run(image.reshape(-1), [0], image.shape)
     rows = min(2 if time.perf_counter() - began > SLOW_S else 3, network.max_rows)
-    memory, offsets = _mixed_rows(image, rows)
+    memory, offsets = mixed_rows(image, rows)
     why = ""
     try:
         together = network.run(memory, offsets, image.shape)
@@ -124,7 +124,7 @@ def picture_costs(network: LoadedNetwork, image: np.ndarray, slots: int, known: 
     """`costs` of a network that takes pictures, rows that depend on their neighbours found before (`known`: they were)."""
 
     def batch(rows: int) -> Callable[[], object]:
-        memory, offsets = _mixed_rows(image, rows)
+        memory, offsets = mixed_rows(image, rows)
         return lambda: network.run(memory, offsets, image.shape)
 
     if known is None:
@@ -256,7 +256,7 @@ def is_faster(network: LoadedNetwork, other: LoadedNetwork, sizes: Sequence[int]
     for _ in range(3):
         for i, candidate in enumerate((network, other)):
             for rows in sizes:
-                memory, offsets = _mixed_rows(image, rows)
+                memory, offsets = mixed_rows(image, rows)
                 seconds = _busy_seconds(lambda c=candidate, m=memory, o=offsets: c.run(m, o, image.shape), slots, 0.0)
                 rates[i] = max(rates[i], rows / seconds)
     return rates[0] > rates[1]
