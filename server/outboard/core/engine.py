@@ -1056,11 +1056,11 @@ class Engine:
             self._requeue(rows)
             if entry.state == "ready":
                 self._starve(now, d, b.network, f"{message}; {d.memory.describe()}")
-        elif len(b.rows) > 1 and d.state in LIVE:
+        elif len(b.rows) > 1 and self._ready(d, b.network):
             # One bad row must not fail its neighbours: each runs alone, here, now.
             self._run_singly(now, d, b, rows)
         elif len(b.rows) > 1:
-            self._requeue(rows)  # a suspect gets no more work
+            self._requeue(rows)  # a suspect gets no more work, nor does what has no memory for the network meanwhile
         elif kind != "input" and not d.parallel:
             # The device's fault or the row's? The isolation worker's CPU gives the second opinion, and perhaps the answer.
             for f, row in rows:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from outboard.core.state import Picture
+from outboard.core.state import Coded, Picture
 from outboard.devices.protocol import Slot
 from outboard.repository import ModelSpec
 from outboard.worker.devices import Device
@@ -57,7 +57,9 @@ class TensorNetwork(LoadedNetwork):
         if slots:
             raise InputRefused(f"{self.network.key}: there is no input {next(iter(slots))!r}")
 
-    def _run_piece(self, memory: np.ndarray, rows: Sequence[int], shape: Sequence[Any], cut_from: Sequence[Picture]) -> list[np.ndarray]:
+    def _run_piece(
+        self, memory: np.ndarray, rows: Sequence[int], shape: Sequence[Any], cut_from: Sequence[Picture], coded: Sequence[Coded]
+    ) -> list[np.ndarray]:
         n = len(rows)
         total = max(self.fixed_rows, n)
         slots: dict[str, Slot] = {slot.name: slot for slot in shape}
