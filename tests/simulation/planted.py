@@ -76,6 +76,20 @@ class LeaksRefusedFrames(Engine):
             super().filled(now, frame)
 
 
+class ForgetsTheDecoder(Engine):
+    """What waits for a decoder that is lost goes on waiting for it."""
+
+    def _recall(self, now: float) -> None:
+        pass
+
+
+class DecodesNothingAgain(Engine):
+    """Rows that a device was to decode are queued as if they were pixels when it is lost."""
+
+    def _recode(self, f: Frame) -> None:
+        f.coded = False
+
+
 PLANTED: list[type[Engine]] = [
     FreesWhatZombiesRead,
     ForgetsRows,
@@ -84,4 +98,6 @@ PLANTED: list[type[Engine]] = [
     BlamesNeighbours,
     ForgetsCaps,
     LeaksRefusedFrames,
+    ForgetsTheDecoder,
+    DecodesNothingAgain,
 ]

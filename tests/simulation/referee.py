@@ -304,6 +304,8 @@ class Referee:
                 if queue.network != network or not len(queue):
                     continue
                 waiting += len(queue)
+                stranded = queue.coded and all(engine._decodes(d, network) is None for d in home)
+                self._must(not stranded, f"{len(queue)} rows of {network} wait to be decoded on a device, and none is left that could")
                 head = queue.head()
                 assert head is not None
                 for d in home:

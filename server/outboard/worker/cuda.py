@@ -250,10 +250,8 @@ class CudaDevice(Device):
         nbytes, width = int(np.prod(shape, dtype=np.int64)), shape[1] * shape[2]
         slot = self._slot
         target = slot.on_device(total * nbytes)
-        # What nvJPEG itself sends is not known: where it decodes Huffman codes on the host, it is more than the file.
-        self.uploaded.nbytes += sum(c.length for c in coded if self.decoded.lacks(c))
         with self.decoded as decoded:
-            found = decoded.bring(coded, rows, lambda c, buffer: self._decode(memory, c, input, buffer))
+            found = decoded.bring(coded, rows, self._count, lambda c, buffer: self._decode(memory, c, input, buffer))
             for i, (offset, decoded_row) in enumerate(zip(rows, found, strict=True)):
                 if decoded_row is None:
                     continue
@@ -271,6 +269,10 @@ class CudaDevice(Device):
             call(cudart.cudaMemsetAsync(target + len(rows) * nbytes, 0, (total - len(rows)) * nbytes, slot.stream))
         call(cudart.cudaStreamSynchronize(slot.stream))
         return DeviceArray(target, (total, *shape))
+
+    def _count(self, nbytes: int) -> None:
+        """nvJPEG sends the file itself, and how is not known: where it decodes Huffman codes on the host, more than the file's bytes."""
+        self.uploaded.nbytes += nbytes
 
     def _decode(self, memory: np.ndarray, c: Coded, input: Input, buffer: Any) -> None:
         """On a stream of its own: batches that compute go on meanwhile."""

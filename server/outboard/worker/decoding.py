@@ -69,18 +69,18 @@ class Decoded(Generic[B]):
         kind = raised[0]
         self._kept.__exit__(None if kind is NotDecoded else kind, *raised[1:])  # type: ignore[arg-type]
 
-    def lacks(self, c: Coded) -> bool:
-        """Whether the frame's bytes are still to cross the link."""
-        return c.id not in self._kept
-
-    def bring(self, coded: Sequence[Coded], rows: Sequence[int], decode: Callable[[Coded, B], None]) -> list[tuple[Coded, B] | None]:
-        """For each of the `rows` (offsets) its frame and the buffer with that; None: its pixels are in the slab. `decode(frame, buffer)` is
-        called for those that are not there. Raises NotDecoded with the rows whose frames it fails for, or for which there is no room."""
+    def bring(
+        self, coded: Sequence[Coded], rows: Sequence[int], send: Callable[[int], None], decode: Callable[[Coded, B], None]
+    ) -> list[tuple[Coded, B] | None]:
+        """For each of the `rows` (offsets) its frame and the buffer with that; None: its pixels are in the slab. For frames that are
+        not there, `send(bytes)` and then `decode(frame, buffer)` are called. Raises NotDecoded with the rows whose frames these fail for,
+        or for which there is no room."""
         found: dict[int, B] = {}
         why: dict[int, str] = {}
         for c in coded:
 
             def upload(buffer: B, _first: int, _count: int, c: Coded = c) -> None:
+                send(c.length)
                 began = time.perf_counter()
                 decode(c, buffer)
                 self.spent.until = time.perf_counter()

@@ -91,10 +91,6 @@ class Kept(Generic[B]):
         there |= wanted
         return buffer
 
-    def __contains__(self, name: int) -> bool:
-        """Whether some of the picture with this id is here."""
-        return name in self._copies
-
     def _new(self, picture: Picture) -> tuple[Picture, B, np.ndarray] | None:
         nothing = np.zeros(picture.nbytes // picture.pitch, bool)
         while sum(p.nbytes for p, _, _ in self._copies.values()) + picture.nbytes > self._most:

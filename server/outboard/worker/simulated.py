@@ -167,9 +167,9 @@ class SimulatedDevice(CpuDevice):
         self._play()
         return super().gather(memory, rows, shape, total, cut_from)
 
-    def _upload_rows(self, rows: Sequence[int], shape: tuple[int, ...], cut_from: Sequence[Picture], more: int = 0) -> None:
-        """With so many bytes more. Lines of pictures cross once."""
-        crossing = more
+    def _upload_rows(self, rows: Sequence[int], shape: tuple[int, ...], cut_from: Sequence[Picture]) -> None:
+        """Lines of pictures cross once."""
+        crossing = 0
         with self._pictures as kept:
             for picture, cuts in pictures.grouped(rows, cut_from).items():
                 lines: list[int] = []
@@ -192,12 +192,12 @@ class SimulatedDevice(CpuDevice):
         coded: Sequence[Coded],
         input: Input,
     ) -> np.ndarray:
-        here = decoding.others(coded, rows)
-        self._upload_rows([*here.values()], shape, cut_from, sum(c.length for c in coded if self.decoded.lacks(c)))
+        if here := decoding.others(coded, rows):
+            self._upload_rows([*here.values()], shape, cut_from)
         self._play()
         batch = self._staging.array(total * int(np.prod(shape))).reshape(total, *shape)
         with self.decoded as decoded:
-            found = decoded.bring(coded, rows, lambda c, buffer: self._decode(memory, c, input, buffer))
+            found = decoded.bring(coded, rows, self._upload, lambda c, buffer: self._decode(memory, c, input, buffer))
             for row, offset, decoded_row in zip(batch, rows, found, strict=False):
                 if decoded_row is None:
                     row[...] = pictures.cut(memory, offset, shape, cut_from)
