@@ -264,7 +264,8 @@ class CudaDevice(Device):
                 else:
                     call(cudart.cudaMemcpyAsync(to, source, nbytes, _WITHIN, slot.stream))
             call(cudart.cudaStreamSynchronize(slot.stream))  # before another batch drops a picture
-        self._gather_rows(memory, decoding.others(coded, rows), shape, target, cut_from)
+        if here := decoding.others(coded, rows):
+            self._gather_rows(memory, here, shape, target, cut_from)
         if total > len(rows):
             call(cudart.cudaMemsetAsync(target + len(rows) * nbytes, 0, (total - len(rows)) * nbytes, slot.stream))
         call(cudart.cudaStreamSynchronize(slot.stream))
