@@ -7,6 +7,7 @@ be, and the rest of the way is the same.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import threading
@@ -133,13 +134,19 @@ def measure(network: LoadedNetwork) -> Decoder | None:
         return None
 
 
+@functools.cache
+def _jpeg(width: int, height: int) -> bytes:
+    """Of soft colours with noise; kept for the next network."""
+    return simplejpeg.encode_jpeg(np.ascontiguousarray(seeded_image(width, height)), quality=85)
+
+
 class _Picture:
     """A JPEG to measure by, in memory as the front lays it."""
 
     def __init__(self, network: LoadedNetwork, size: tuple[int, int]):
         self._device, self._given = network.device, network.network.input
         self.pixels = size[0] * size[1]
-        self._body = simplejpeg.encode_jpeg(np.ascontiguousarray(seeded_image(*size)), quality=85)
+        self._body = _jpeg(*size)
         self._job = jobs.Job(read_header(self._body, max_pixels=self.pixels))
         head = jobs.packed(self._job)
         self._row = 3 * self._given.size[0] * self._given.size[1]
