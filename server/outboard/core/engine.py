@@ -701,7 +701,8 @@ class Engine:
             assert head is not None
             waiting = len(queue) + (len(other) if other else 0)
             if waiting < self._cap(device, queue.network) and now < (until := self._hold(now, device, queue, head)):
-                self._timers.set(("hold", device.id, queue.network, queue.shape, queue.coded), until)
+                if until < inf:
+                    self._timers.set(("hold", device.id, queue.network, queue.shape, queue.coded), until)
                 if device.running and not device.parallel:
                     in_time_due = min(in_time_due, head.due)
                 continue
@@ -752,7 +753,7 @@ class Engine:
         return placement.Offer(free_in, costs.latency(rows), self._interval(device, network, rows), rows)
 
     def _hold(self, now: float, device: Device, queue: ReadyQueue, head: Frame) -> float:
-        """Until when rows may wait for company.
+        """Until when rows may wait for company; `inf`: until something happens to the device.
 
         An idle device takes what there is, unless the model asks for a delay. A pipeline takes its next batch when that must be on its way
         lest it fall idle: what is sent earlier only waits there, and what comes meanwhile has to follow in another batch. And a CPU shares
@@ -768,7 +769,10 @@ class Engine:
             upload = costs.latency(len(queue)) - costs.expected(len(queue))  # and download: what a pipeline does beside the batch before
             upload += self._decode_seconds(device, network, queue.urgent(self._cap(device, network))) if queue.coded else 0.0
             lead = self.config.pipeline_lead * sum(b.cost for b in device.running.values()) + max(device.hand_over, 0.001)
-            return now + device.ahead(now) - upload - lead
+            until = now + device.ahead(now) - upload - lead
+            # Behind a batch that is late this time moves along with `now`: set for it, a timer would come up again and again until the
+            # batch ends (seen: each 0.1 us). What ends the wait is that batch's end, or that it is overdue.
+            return inf if until > now and device.late(now) else until
         cap = self._cap(device, network)
         until = head.arrived + self.networks[network].max_delay if not device.running else 0.0
         if device.kind == "cpu" and self._unfilled[network]:

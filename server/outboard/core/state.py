@@ -239,11 +239,20 @@ class Device:
         if self.parallel or not computing:
             return 0.0
         first, *others = computing
-        return max(0.0, max(first.sent, first.decoded, self.ended) + first.cost - now) + sum(b.cost for b in others)
+        return max(0.0, self._ends(first) - now) + sum(b.cost for b in others)
 
     def computing(self, now: float) -> list[Batch]:
         """The batches that are not still being decoded there: others pass those by."""
         return [b for b in self.running.values() if b.decoded <= now]
+
+    def late(self, now: float) -> bool:
+        """The batch that a pipeline computes should have ended by now, so `ahead` does not shrink until it has."""
+        computing = self.computing(now)
+        return bool(computing) and now >= self._ends(computing[0])
+
+    def _ends(self, first: Batch) -> float:
+        """When the first of the batches that a pipeline computes is expected to end."""
+        return max(first.sent, first.decoded, self.ended) + first.cost
 
     def free_slots(self) -> int:
         return self.slots - len(self.running)
