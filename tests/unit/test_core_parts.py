@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outboard.core import measuring
+from outboard.core import in_time, measuring
 from outboard.core.costs import Costs
 from outboard.core.failback import FailbackPolicy, LossHistory
 from outboard.core.memory import PAGE, Allocator, OutOfSlab
@@ -263,3 +265,22 @@ def test_sizes_that_nobody_runs_never_get_cheaper_than_smaller_ones() -> None:
         costs.observe(2, 0.002)
     seconds = [s for _, s in costs.table()]
     assert seconds == sorted(seconds)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 9)), min_size=1, max_size=7))
+def test_of_frames_that_count_only_whole_the_fewest_make_way(frames: list[tuple[float, int]]) -> None:
+    frames = sorted(frames)
+    left, rows = [seconds for seconds, _ in frames], [n for _, n in frames]
+
+    def in_order(kept: Sequence[int]) -> bool:
+        return all(sum(rows[j] for j in kept[: i + 1]) <= left[each] for i, each in enumerate(kept))
+
+    late = in_time.too_many(left, rows, float)
+    kept = [i for i in range(len(frames)) if i not in late]
+    assert in_order(kept)
+    assert not any(in_order(more) for more in combinations(range(len(frames)), len(kept) + 1))
+
+
+def test_of_equal_frames_the_one_that_was_begun_stays() -> None:
+    assert in_time.too_many([10.0, 10.0], [8, 3], float) == [0]
+    assert in_time.too_many([10.0, 10.0], [8, 2], float) == []

@@ -565,8 +565,23 @@ class Engine:
             return False
         there = self._decoder(f.network) if f.jpeg else None
         decode = min(f.fill_cost, there[1].seconds(f.jpeg.pixels)) if f.jpeg and there else f.fill_cost
-        soonest = min(max(decode, d.ahead(now)) + costs.latency(1) for d in ready if (costs := d.networks[f.network].costs))
+        begin = {d.id: max(decode, d.ahead(now)) for d in ready}
+        soonest = min(begin[d.id] + costs.latency(1) for d in ready if (costs := d.networks[f.network].costs))
+        if f.rows > 1:
+            soonest = max(soonest, min(begin.values()) + self._until_answered(ready, f.network, f.rows))
         return now + soonest > f.deadline
+
+    def _until_answered(self, devices: Sequence[Device], network: str, rows: int) -> float:
+        """Seconds from when the first of `devices` can begin until they have answered `rows` rows together, at least."""
+        known = [d for d in devices if d.networks[network].costs]
+        costs = [costs for d in known if (costs := d.networks[network].costs)]
+        work = [self._work([d], network, rows) for d in known]
+        if not work or min(work) <= 0.0:
+            return 0.0
+        # A device's last batch is answered later than the next one could begin, by the links' part of it.
+        batches = [min(self._cap(d, network), rows) for d in known]
+        last = min(max(0.0, each.latency(n) - each.expected(n)) for each, n in zip(costs, batches, strict=True))
+        return last + 1 / sum(1 / seconds for seconds in work)
 
     def _next_to_fill(self, now: float) -> tuple[FairQueue[Frame], Turn[Frame], Frame] | None:
         """Whose turn it is in the network whose turn is due first, of those that want rows: decoded rows only take memory while their
@@ -652,12 +667,19 @@ class Engine:
             return False
         head = queue.head()
         assert head is not None and entry.costs is not None
+        urgent_first = False
+        if queue.frames_of_rows():
+            late, urgent_first = self._whole_frames(now, device, queue)
+            if late:
+                for f in late:
+                    self._give_up(now, f)
+                return True  # what is left is looked at afresh
         if entry.costs.latency(most) > head.deadline - now - device.ahead(now):
             most = self._in_time(now, device, entry.costs, queue, most)
         if most:
-            rows = queue.take(min(most, surplus))
+            rows = queue.take(min(most, surplus), urgent_first)
             if other and len(rows) < most:
-                rows += other.take(min(most - len(rows), more))
+                rows += other.take(min(most - len(rows), more), urgent_first)
             self._dispatch(now, device, queue.network, queue.shape, rows)
         return True
 
@@ -668,10 +690,31 @@ class Engine:
         other = self._queues.get((queue.network, queue.shape, not queue.coded))
         return other if other is not None and len(other) else None
 
+    def _whole_frames(self, now: float, device: Device, queue: ReadyQueue) -> tuple[list[Frame], bool]:
+        """Where frames have several rows: those that cannot all be answered whole and in time, given up before more of their rows are
+        run, and whether the others must be answered one after the other: in turns, all would be late."""
+        frames = sorted(queue.frames(), key=lambda f: (f.deadline, f.seq))
+        home = self._home(queue.network)
+        if device not in home or frames[0].deadline == inf:
+            return [], False
+        begin = now + min(d.ahead(now) for d in home)
+        left, rows = [f.deadline - begin for f in frames], [len(f.queued) for f in frames]
+
+        def seconds(n: int) -> float:
+            return self._until_answered(home, queue.network, n)
+
+        late = in_time.too_many(left, rows, seconds)
+        if len(late) == len(frames) and not any(d.running for d in home):
+            late = late[:-1]  # if what is known of the costs is wrong, this one shows it
+        kept = [i for i in range(len(frames)) if i not in late]
+        urgent_first = bool(kept) and seconds(sum(rows[i] for i in kept)) > left[kept[0]]
+        return [frames[i] for i in late], urgent_first
+
     def _in_time(self, now: float, device: Device, costs: Costs, queue: ReadyQueue, most: int) -> int:
         """Rows of the next batch where its deadlines bound it; those are given up that would be late, or make more others late."""
         begin = now + device.ahead(now)
-        if self._home(queue.network) != [device]:  # what is late here may be in time elsewhere
+        # What is late here may be in time elsewhere; and where frames have several rows, `_whole_frames` says which are given up.
+        if self._home(queue.network) != [device] or queue.frames_of_rows():
             head = queue.head()
             assert head is not None
             return costs.largest_within(head.deadline - begin, most) or most

@@ -62,6 +62,14 @@ class FairQueue(Generic[T]):
         heads = [head for turn in self._turns.values() if (head := self._head(turn)) is not None]
         return min(heads, key=lambda head: head[:2])[4] if heads else None
 
+    def first_due(self) -> tuple[Turn[T], T] | None:
+        """Like `first`, but what is due first, whoever's turn it is."""
+        heads = [(head[:2], turn) for turn in self._turns.values() if (head := self._head(turn)) is not None]
+        if not heads:
+            return None
+        _, turn = min(heads, key=lambda found: found[0])
+        return turn, turn.heap[0][4]
+
     def most_urgent(self, most: int) -> list[T]:
         """Up to `most` items, those first that are due first."""
         alive = (entry for turn in self._turns.values() for entry in turn.heap if self._alive(entry[4], entry[2]))

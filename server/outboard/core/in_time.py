@@ -9,7 +9,8 @@ do those that would keep a batch small at the cost of more others (the early dro
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 from outboard.core.costs import Costs
 
@@ -47,3 +48,24 @@ def _answered(left: Sequence[float], start: int, costs: Costs, most: int) -> tup
         now += costs.expected(rows)
         i += rows
     return answered, -now
+
+
+def too_many(left: Sequence[float], rows: Sequence[int], seconds: Callable[[int], float]) -> list[int]:
+    """Of frames that count only whole, the fewest that make way so that all others are answered in time: their indices, ascending.
+
+    `left`: seconds that each frame has, ascending; `rows`: how many of its rows wait; `seconds(n)`: until n rows are answered. One after
+    the other, and whenever one would be late the largest so far makes way (Moore, Management Science 1968; the fewest where `seconds` is
+    linear).
+    One that was begun has fewer rows left than one that was not, so of equal ones it stays.
+    """
+    kept: list[tuple[int, int]] = []  # a heap: the largest first, of equal ones the latest
+    late: list[int] = []
+    total = 0
+    for i, (each, n) in enumerate(zip(left, rows, strict=True)):
+        heappush(kept, (-n, -i))
+        total += n
+        while kept and seconds(total) > each:
+            largest, latest = heappop(kept)
+            total += largest
+            late.append(-latest)
+    return sorted(late)
