@@ -755,3 +755,21 @@ def test_a_live_frame_takes_the_place_of_an_older_one_also_where_the_work_of_bot
     running, older, newer = (kit.admit(rows=12, allowed=30, sender=drone) for _ in range(3))
     assert [kit.end(frame) for frame in (running, older, newer)] == ["", "superseded", ""]
     assert kit.end(kit.admit(rows=12, allowed=30)) == "overloaded"
+
+
+def test_rows_of_a_batch_that_fails_where_there_is_no_memory_left_for_the_network_run_elsewhere() -> None:
+    """Each alone on the device that cannot run a single one, they ended the engine (seed 85291215959)."""
+    kit = Kit(Network("m", max_rows=2))
+    kit.up("cpu", slots=2)
+    kit.up("gpu:0", slots=3)
+    alone = kit.frame()
+    pair = kit.frame(rows=2)
+    kit.wait(0.05)
+    one, two = kit.all(c.Dispatch)
+    assert [(b.device, len(b.offsets)) for b in (one, two)] == [("gpu:0", 1), ("gpu:0", 2)]
+    kit.fail("oom", one)
+    assert kit.all(c.Starved)
+    kit.fail("input", two)
+    for batch in [b for b in kit.all(c.Dispatch) if b.device == "cpu"]:
+        kit.done(batch)
+    assert (kit.end(alone), kit.end(pair)) == ("answered by cpu", "answered by cpu")
