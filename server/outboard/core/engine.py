@@ -694,7 +694,7 @@ class Engine:
         """Where frames have several rows: those that cannot all be answered whole and in time, given up before more of their rows are
         run, and whether the others must be answered one after the other: in turns, all would be late."""
         frames = sorted(queue.frames(), key=lambda f: (f.deadline, f.seq))
-        home = self._home(queue.network)
+        home = [d for d in self._home(queue.network) if not queue.coded or self._decodes(d, queue.network) is not None]
         if device not in home or frames[0].deadline == inf:
             return [], False
         begin = now + min(d.ahead(now) for d in home)
