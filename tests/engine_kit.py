@@ -91,9 +91,9 @@ class Kit:
         self.engine.filled(self.now, frame)
         return frame
 
-    def done(self, batch: c.Dispatch | None = None, seconds: float = 0.01) -> None:
+    def done(self, batch: c.Dispatch | None = None, seconds: float = 0.01, idle: float = 0.0) -> None:
         batch = batch or self.last(c.Dispatch)
-        self.engine.batch_done(self.now, batch.device, batch.generation, batch.batch, seconds)
+        self.engine.batch_done(self.now, batch.device, batch.generation, batch.batch, seconds, idle)
 
     def fail(self, kind: str, batch: c.Dispatch | None = None) -> None:
         batch = batch or self.last(c.Dispatch)

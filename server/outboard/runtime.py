@@ -472,17 +472,18 @@ class Runtime:
                     if self.devices[device].kind in ("gpu", "sim"):
                         metrics.link(device, "h2d", message.uploaded)
                         metrics.link(device, "d2h", sum(a.nbytes for row in self._answers if isinstance(row, dict) for a in row.values()))
-                    self._seconds = message.seconds
-                    self.networks[batch.network].statistics.executed(len(batch.rows), message.seconds)
+                    self._seconds = message.took.seconds
+                    self.networks[batch.network].statistics.executed(len(batch.rows), message.took.seconds)
                 if message.recompilations and batch is not None:
                     metrics.recompiled(device, _model_of(batch.network), message.recompilations)
                 worker.freed.append(message.batch)
-                seconds = message.seconds if self.engine.devices[device].parallel else message.own
+                took = message.took
+                seconds = took.seconds if self.engine.devices[device].parallel else took.own
                 self._decoding = message.decoding
                 self.engine.decoded(now, device, generation, message.batch, message.decoding)
                 if batch is not None:
                     metrics.predicted(device, batch.network.rpartition("@")[0], batch.cost, seconds)
-                self.engine.batch_done(now, device, generation, message.batch, seconds)
+                self.engine.batch_done(now, device, generation, message.batch, seconds, took.idle, took.computed)
             case protocol.Failed():
                 batch = self._running(worker, message)
                 about = {"device": device, "model": _model_of(batch.network) if batch else None}

@@ -43,5 +43,5 @@ def outputs(worker: WorkerKit, network: Loaded, *columns: np.ndarray) -> dict[st
     assert isinstance(done, Done), done
     region = worker.region.bytes
     arrays = {t.name: unpack(region[t.offset :], t.shape) for t in done.outputs if t.dtype == "bytes"}
-    plain = Done(done.batch, [t for t in done.outputs if t.dtype != "bytes"], done.seconds, done.own)
+    plain = Done(done.batch, [t for t in done.outputs if t.dtype != "bytes"], done.took)
     return arrays | worker.outputs(plain)

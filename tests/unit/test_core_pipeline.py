@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from engine_kit import Kit
 from outboard.core import commands as c
 from outboard.core.costs import BatchCost, Costs
-from outboard.core.pipeline import HAND_OVER, choose, interval, observed
+from outboard.core.pipeline import HAND_OVER, LATE, LEADS, choose, interval, lead, observed
 from outboard.core.state import PIPELINE, Network
 
 MIB = 1 << 20
@@ -155,3 +157,39 @@ def test_rows_that_wait_behind_a_late_batch_wait_for_its_end_and_not_for_a_timer
     kit.done(late, 0.1)
     kit.wait(0.0028)
     assert len(kit.all(c.Dispatch)) == 3, "and is on its way before the card has nothing to do"
+
+
+def test_the_lead_settles_where_few_batches_are_late() -> None:
+    """Batches need an exponentially distributed time to get there: the share that is late is the one that was chosen."""
+    rng, seconds, late = random.Random(1), HAND_OVER, 0
+    for n in range(4000):
+        missed = rng.expovariate(1 / 0.003) > seconds
+        seconds = lead(seconds, missed)
+        late += missed and n >= 1000
+    assert late / 3000 == pytest.approx(LATE, rel=0.15)
+    for missed, bound in ((True, LEADS[1]), (False, LEADS[0])):
+        for _ in range(2000):
+            seconds = lead(seconds, missed)
+        assert seconds == bound
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_pipeline_that_was_idle_gets_its_next_batch_earlier(late: bool) -> None:
+    kit = Kit()
+    kit.up("gpu:0", slots=PIPELINE)
+    before: list[float] = []  # how long before the end of the one that runs the next batch is sent
+    for _ in range(25):
+        kit.frame()
+        running, ends = kit.last(c.Dispatch), kit.now + 0.011
+        kit.wait(0.001)
+        kit.frame()
+        assert kit.last(c.Dispatch) is running, "it waits for company"
+        while kit.last(c.Dispatch) is running:
+            kit.wait(0.00005)
+        before.append(ends - kit.now)
+        kit.wait(ends - kit.now)
+        kit.done(running, 0.011)
+        kit.wait(0.011)
+        kit.done(seconds=0.012 if late else 0.011, idle=0.001 if late else 0.0)
+    assert before[-1] - before[0] > 0.003 if late else before[0] - before[-1] > 0.0002, (before[0], before[-1])
+    assert kit.engine.devices["gpu:0"].networks["m"].costs.expected(1) == pytest.approx(0.011, rel=0.01), "idle time is no batch's cost"

@@ -77,7 +77,7 @@ class EngineConfig:
     load_tries: int = 3  #: so many workers of a device die in succession while they load a network until it is given up there
     ping_every: float = 1.0
     hold: float = 0.5  #: of a row's expected time: how long a busy CPU waits for a batch to grow
-    pipeline_lead: float = 0.05  #: of the running batch's time (and a hand-over, at least 1 ms): how much too early the next one is sent
+    pipeline_lead: float = 0.05  #: of the running batch's time (and the lead that was learned): how much too early the next one is sent
     live_moment: float = 0.1  #: batches that are decoded ahead for live streams take no longer
     live_lead: float = 2.0  #: of its expected time (and 5 ms): how long before a device can take it a live frame begins to be decoded
     isolation_idle: float = 20.0  #: the disposable worker is ended after this time without suspects
@@ -677,10 +677,11 @@ class Engine:
         if entry.costs.latency(most) > head.deadline - now - device.ahead(now):
             most = self._in_time(now, device, entry.costs, queue, most)
         if most:
+            held = len(queue) + more < cap and head.ready < now
             rows = queue.take(min(most, surplus), urgent_first)
             if other and len(rows) < most:
                 rows += other.take(min(most - len(rows), more), urgent_first)
-            self._dispatch(now, device, queue.network, queue.shape, rows)
+            self._dispatch(now, device, queue.network, queue.shape, rows, held)
         return True
 
     def _company(self, device: Device, queue: ReadyQueue) -> ReadyQueue | None:
@@ -811,7 +812,7 @@ class Engine:
         if not device.parallel and device.computing(now):
             upload = costs.latency(len(queue)) - costs.expected(len(queue))  # and download: what a pipeline does beside the batch before
             upload += self._decode_seconds(device, network, queue.urgent(self._cap(device, network))) if queue.coded else 0.0
-            lead = self.config.pipeline_lead * sum(b.cost for b in device.running.values()) + max(device.hand_over, 0.001)
+            lead = self.config.pipeline_lead * sum(b.cost for b in device.running.values()) + device.lead
             until = now + device.ahead(now) - upload - lead
             # Behind a batch that is late this time moves along with `now`: set for it, a timer would come up again and again until the
             # batch ends (seen: each 0.1 us). What ends the wait is that batch's end, or that it is overdue.
@@ -833,7 +834,9 @@ class Engine:
     def _on_hold(self, now: float, device: str, network: str, shape: Shape, coded: bool) -> None:
         """Rows have waited long enough for company; `tick` pumps."""
 
-    def _dispatch(self, now: float, device: Device, network: str, shape: Shape, rows: list[tuple[Frame, int]]) -> None:
+    def _dispatch(
+        self, now: float, device: Device, network: str, shape: Shape, rows: list[tuple[Frame, int]], held: bool = False
+    ) -> None:
         assert rows and self._ready(device, network) and device.free_slots() > 0, (device.id, device.state, network)
         assert len(rows) <= self._cap(device, network), (len(rows), self._cap(device, network))
         self._batches += 1
@@ -851,6 +854,7 @@ class Engine:
             device.decoder_free = max(now, device.decoder_free) + batch.decode
             batch.expected += device.decoder_free - now
             batch.decoded = device.decoder_free
+        batch.held = held and not alone
         batch.degraded = self._answers_degraded(device, network)
         device.running[batch.id] = batch
         for f, _ in rows:
@@ -1038,15 +1042,24 @@ class Engine:
 
     # ---------------------------------------------------------------- batches
 
-    def batch_done(self, now: float, device: str, generation: int, batch: int, seconds: float) -> None:
+    def batch_done(
+        self, now: float, device: str, generation: int, batch: int, seconds: float, idle: float = 0.0, computed: float = 0.0
+    ) -> None:
         """The batch's answers lie in the worker's answer region. `seconds`: what the batch took by itself, measured by the worker, as an
-        event may come late and two of them at once; in a pipeline, without the wait for the batch before it."""
+        event may come late and two of them at once; in a pipeline, without the wait for the batch before it. `idle`: seconds of them in
+        which the pipeline had nothing to compute, as the batch's rows were not there yet; `computed`: when that was done, if known."""
         d, b = self._batch_ended(now, device, generation, batch)
         if b is None or d is None:
             return
+        if b.sent < computed < now:
+            d.ended = computed
         d.failures = 0
         entry = d.networks.get(b.network)
         if entry is not None and entry.costs is not None:
+            if b.held and not b.decode:
+                d.lead = pipeline.lead(d.lead, late=idle > 0.0)
+                if entry.costs.latency(len(b.rows)) < 2 * b.cost:  # else the link is what the pipeline waits for
+                    seconds -= idle
             entry.costs.observe(len(b.rows), seconds, b.alone)
         if b.alone and not b.overdue and not b.decode:
             d.hand_over = pipeline.observed(d.hand_over, now - b.sent - seconds)

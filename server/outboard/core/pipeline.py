@@ -24,6 +24,8 @@ EVERY = 8
 HAND_OVER = 1.5e-3
 #: Weight of a new observation of it, which counts at most so many times what was expected.
 LEARNING, OUTLIER = 1 / 16, 4.0
+#: Of the batches that are sent just in time this share may come late; and the seconds between which the lead for that is sought.
+LATE, LEADS = 0.2, (0.5e-3, 20e-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +66,14 @@ def interval(costs: Costs, rows: int, depth: int, hand_over: float = 0.0) -> flo
 def observed(hand_over: float, seconds: float) -> float:
     """The hand-over, now that one was seen to take `seconds`."""
     return hand_over + LEARNING * (min(max(seconds, 0.0), OUTLIER * hand_over) - hand_over)
+
+
+def lead(seconds: float, late: bool) -> float:
+    """How much earlier than by the expected times the next batch is sent, now that one came late (the pipeline was idle), or in time.
+
+    What is expected are averages. How far cores that others use as well stray from them is not known beforehand, so it is tried out
+    (a quantile's stochastic approximation): settled, one batch in `1 / LATE` is late. Fewer would cost more than they give: what is sent
+    earlier leaves more rows behind for another batch.
+    """
+    changed = seconds * (1 + LEARNING * (1 - LATE if late else -LATE))
+    return min(max(changed, LEADS[0]), LEADS[1])

@@ -175,6 +175,7 @@ class Batch:
     expected: float  #: seconds from `sent` to its end: a pipeline runs those before it first
     overdue: bool = False  #: its rows were queued again elsewhere; a late answer may still win
     degraded: bool = False  #: when it was sent, the device stood in for an accelerator
+    held: bool = False  #: its rows waited for company, until a pipeline had to be sent it lest it fall idle
     decode: float = 0.0  #: expected seconds of the device's decoder for it, which come before `cost`
     decodes: tuple[int, ...] = ()  #: pixels of the pictures that it has to decode
     decoded: float = 0.0  #: when that is expected to be done; 0: there is nothing to decode
@@ -220,6 +221,7 @@ class Device:
     ended: float = 0.0  #: when its last batch did
     failures: int = 0  #: rows in succession that it could not run
     hand_over: float = HAND_OVER  #: seconds of messages between front and worker for one batch, as observed
+    lead: float = HAND_OVER  #: seconds by which its next batch is sent too early, beyond what is expected: as learned
     link: Link | None = None  #: as measured; None: there is none, or it is unknown
     decoder_free: float = 0.0  #: when its decoder is expected to be through with what it was sent
     distrusted: bool = False  #: its worker died unexplained while it decoded: the host does that, until an operator resets the device

@@ -156,11 +156,17 @@ class LoadFailed(msgspec.Struct, tag="load_failed", frozen=True):
     kind: str = "files"
 
 
+class Took(msgspec.Struct, frozen=True):
+    seconds: float  #: from taking the batch up, or from having decoded it, to having its answer
+    own: float  #: those of them in which the batch before it had ended: what a pipeline needs for one batch more
+    idle: float = 0.0  #: those of them in which the device had computed the batch before it, and not yet the rows of this one
+    computed: float = 0.0  #: when the device had computed it, by the machine's monotonic clock; 0: unknown
+
+
 class Done(msgspec.Struct, tag="done", frozen=True):
     batch: int
     outputs: list[Tensor]
-    seconds: float  #: from taking the batch up, or from having decoded it, to having its answer
-    own: float  #: those of them in which the batch before it had ended: what a pipeline needs for one batch more
+    took: Took
     provider: str = ""
     uploaded: int = 0  #: bytes that crossed the link for it
     recompilations: int = 0  #: of compiled code since the last batch of this network

@@ -6,6 +6,7 @@ engine is the server's own. The same machine and arrivals give the same result.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,10 @@ class Cores:
         self._jobs[self._n] = (self._each + seconds, then)
         self._plan()
 
+    def wanted(self) -> float:
+        """How many threads want to run for each core."""
+        return len(self._jobs) / self._cores
+
     def busy(self) -> float:
         """Seconds of a core until now."""
         self._advance()
@@ -162,10 +167,12 @@ class _Play:
         self.endings = [Ending(a) for a in arrivals]
         self.batches: list[int] = []
         self._seconds = [machine.batch(rows) for rows in range(machine.model.max_rows + 1)]
+        self._rng = random.Random(seed)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._n = 0
         self._acting = False
-        self._ended = 0.0  # when the last batch ended
+        self._computed = 0.0  # when the card had computed the last batch
+        self._ended = 0.0  # when that batch ended
         self._open = len(arrivals)
 
     def at(self, at: float, what: Callable[[], None]) -> None:
@@ -173,8 +180,12 @@ class _Play:
         heappush(self._heap, (at, self._n, what))
 
     def hand_over(self, what: Callable[[], None]) -> None:
-        """Another thread or process does it, as soon as it has woken up."""
-        self.at(self.now + self.machine.host.handover, what)
+        """Another thread or process does it, as soon as it has woken up: cores that are busy keep it waiting."""
+        self.at(self.now + self._late(self.machine.host.handover), what)
+
+    def _late(self, mean: float) -> float:
+        """Seconds until a thread runs that where no core is busy wakes up within `mean`."""
+        return self._rng.expovariate(1 / (mean * (1 + self.cores.wanted()))) if mean else 0.0
 
     def run(self) -> Log:
         engine, model = self.engine, self.machine.model
@@ -236,18 +247,9 @@ class _Play:
     def _upload(self, command: c.Dispatch) -> None:
         rows = len(command.offsets)
         self.batches.append(rows)
-        upload, compute, download = self._seconds[rows]
-
-        def run(decoding: float) -> None:
-            began = self.now
-            self.processor.take(compute, lambda: self.down.take(download, lambda: self._batch_done(command, began, decoding)))
-
         if not command.coded:
             began = self.now
-            self.up.take(
-                upload,
-                lambda: self.processor.take(compute, lambda: self.down.take(download, lambda: self._batch_done(command, began, 0.0))),
-            )
+            self.up.take(self._seconds[rows][0], lambda: self._compute(command, began))
             return
         new = [self.endings[source.id].arrival for source in command.coded if source.id not in self._on_card]
         self._on_card.update(source.id for source in command.coded)
@@ -257,14 +259,25 @@ class _Play:
         whole = sum(not any(start <= o < end for start, end in ours.values()) for o in command.offsets)
         sent = sum(a.nbytes for a in new) + whole * self.machine.model.row_bytes
         crossing = self.machine.link.upload(sent) if sent else 0.0
-        self.up.take(crossing, lambda: self.decoder.take(decoding, lambda: run(decoding)))
+        self.up.take(crossing, lambda: self.decoder.take(decoding, lambda: self._compute(command, self.now, decoding)))
 
-    def _batch_done(self, command: c.Dispatch, began: float, decoding: float) -> None:
-        """`began`: when it was taken up, or had been decoded."""
-        self.engine.decoded(self.now, command.device, command.generation, command.batch, decoding)
+    def _compute(self, command: c.Dispatch, began: float, decoding: float = 0.0) -> None:
+        """Its rows lie on the card. `began`: when it was taken up, or had been decoded."""
+        _, compute, download = self._seconds[len(command.offsets)]
+        gathered = self.now
+
+        def computed() -> None:
+            idle, self._computed = max(0.0, gathered - max(began, self._computed)), self.now
+            self.down.take(download, lambda at=self.now: self._batch_done(command, began, decoding, idle, at))
+
+        self.processor.take(compute + self._late(self.machine.wake), computed)
+
+    def _batch_done(self, command: c.Dispatch, began: float, decoding: float, idle: float, computed: float) -> None:
+        device, generation, batch = command.device, command.generation, command.batch
+        self.engine.decoded(self.now, device, generation, batch, decoding)
         own = self.now - max(began, self._ended)  # as a worker measures it: without the wait for the batch before it
         self._ended = self.now
-        self.engine.batch_done(self.now, command.device, command.generation, command.batch, own)
+        self.engine.batch_done(self.now, device, generation, batch, own, idle, computed)
         self._act()
 
     # ---------------------------------------------------------------- commands

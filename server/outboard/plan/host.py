@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 #: the engine, the messages to threads and workers, the answer as JSON. The byte is measured (1,783 requests a second of 1.55 MB, 12,700
 #: of 10 kB, on 2 cores); the rest is assumed, and `loadtests/plan_vs_live.py` shows by how much it is off on a machine.
 RECEIVE, RECEIVE_BYTE, RESPOND = 0.5e-3, 0.31e-9, 0.7e-3
-#: Seconds, chosen so that the age of a frame under light load is what `loadtests/plan_vs_live.py` measured (23 to 24 ms on 2 cores of an
-#: AMD EPYC, Zen 3; 17 without it). It stands for all that nothing else here has: threads and processes that wake up, caches that others
-#: have filled meanwhile, the client's own side.
-HANDOVER = 1.5e-3
+#: Seconds, on average, chosen so that the age of a frame under light load is what `loadtests/plan_vs_live.py` measured (19 to 21 ms on 2
+#: cores of an AMD EPYC, Zen 4; 16 without it). It stands for all that nothing else here has: threads and processes that wake up, caches
+#: that others have filled meanwhile, the client's own side.
+HANDOVER = 0.8e-3
 #: JPEG qualities between which the cost of a byte is measured.
 QUALITIES = (60, 93)
 #: Seconds of decoding for each of them.

@@ -25,7 +25,7 @@ LINK_SOURCES: dict[str, str] = {
 @dataclass(frozen=True, slots=True)
 class Host:
     """`cores` are shared by the decode threads and the event loop; a frame occupies the loop for `receive` before it is admitted and for
-    `respond` after its answer has come. `handover` passes, without use of a core, whenever one thread or process wakes another: for
+    `respond` after its answer has come. `handover`, a mean, passes without use of a core whenever one thread or process wakes another: for
     decoding, after it, with a batch, and with the answer."""
 
     cores: int
@@ -59,6 +59,7 @@ class Machine:
     link: Link
     model: Model
     decoder: Decoder | None = None  #: the card's own, for JPEGs
+    wake: float = 0.0  #: seconds by which a simulated card's threads are late for each batch, on average, where no core is busy
 
     def batch(self, rows: int) -> tuple[float, float, float]:
         """Seconds of a batch: upload, compute, download."""

@@ -40,9 +40,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds of a batch by its rows, known: measured, or given."""
+    """Seconds of a batch by its rows, known: measured, or given. `wake`: seconds by which a simulated card's threads are late for each
+    batch, on average."""
 
     points: tuple[tuple[int, float], ...]
+    wake: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Setup:
         else:
             compute = list(card.points)
         model = Model(self.shape, self.row_bytes, self.answer_bytes, most, compute, self.fixed_rows, self.max_delay)
-        return Machine(self.host, link(self.link), model, self.decoder)
+        return Machine(self.host, link(self.link), model, self.decoder, card.wake if isinstance(card, Curve) else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

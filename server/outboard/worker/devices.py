@@ -45,6 +45,16 @@ class Crossed(threading.local):
     nbytes = 0
 
 
+class Timeline(threading.local):
+    """When the calling thread's batch had passed its stages, by `time.perf_counter`; 0: it has not."""
+
+    gathered = 0.0  #: its first rows lay on the device
+    computed = 0.0  #: its last answers lay on the host
+
+    def begin(self) -> None:
+        self.gathered = self.computed = 0.0
+
+
 class Device:
     """What every device has. `spec` is the string of `Start.device`."""
 
@@ -65,6 +75,7 @@ class Device:
         self.d2h_bytes_per_s = 0.0
         self.power_limit_w = 0.0  #: watts, 0 where unknown
         self.uploaded = Crossed()
+        self.timeline = Timeline()
 
     @property
     def identity(self) -> str:

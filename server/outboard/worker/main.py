@@ -23,7 +23,7 @@ import numpy as np
 
 from outboard import profiles, repository
 from outboard.devices import protocol, slab
-from outboard.devices.protocol import Done, Failed, Fault, Hello, Load, Loaded, LoadFailed, Ping, Pong, Run, Start, Stop, Unload
+from outboard.devices.protocol import Done, Failed, Fault, Hello, Load, Loaded, LoadFailed, Ping, Pong, Run, Start, Stop, Took, Unload
 from outboard.repository import ModelProblem
 from outboard.tasks import contract
 from outboard.worker import decoding, measure, networks, quiet, tensor_measure
@@ -59,6 +59,7 @@ class Worker:
         self._to_optimise: list[tuple[Load, LoadedNetwork, measure.Costs]] = []
         self._golden_batch = 0  # counts down: real batches count up
         self._clock = threading.Lock()
+        self._computed = 0.0  # when the device had computed the last batch
         self._ended = 0.0  # when the last batch ended
 
     def serve(self) -> None:
@@ -132,6 +133,7 @@ class Worker:
             if network is None:
                 raise LookupError(f"{run.model} {run.version} is not loaded here")
             self._device.uploaded.nbytes = 0
+            self._device.timeline.begin()
             if run.coded:
                 self._device.decoded.spent.begin()
                 outputs = network.run(self._slab, run.rows, run.shape, run.pictures, run.coded)
@@ -140,9 +142,9 @@ class Worker:
             self._device.download(sum(array.nbytes for array in outputs.values()))
             tensors = self._answers.put(run.batch, outputs)
             decoded = self._device.decoded.spent if run.coded else None
-            seconds, own = self._took(max(began, decoded.until) if decoded else began)
+            took = self._took(max(began, decoded.until) if decoded else began)
             uploaded, spent = self._device.uploaded.nbytes, decoded.seconds if decoded else 0.0
-            return Done(run.batch, tensors, seconds, own, network.backend.provider, uploaded, network.recompiled(), spent)
+            return Done(run.batch, tensors, took, network.backend.provider, uploaded, network.recompiled(), spent)
         except Exception as e:
             self._took(began)
             kind = classify(e)
@@ -150,13 +152,14 @@ class Worker:
             log.log(level, "batch %d of %s failed (%s): %s", run.batch, run.model, kind, e, extra={"model": run.model})
             return Failed(run.batch, kind, _text(e), e.rows if isinstance(e, NotDecoded) else [])
 
-    def _took(self, began: float) -> tuple[float, float]:
-        """Seconds of a batch that ends now: all, and those after the end of the batch before it."""
+    def _took(self, began: float) -> Took:
+        """Of a batch that ends now, failed or not."""
+        timeline = self._device.timeline
         with self._clock:
             now = time.perf_counter()
-            own = now - max(began, self._ended)
-            self._ended = now
-        return now - began, own
+            own, idle = now - max(began, self._ended), max(0.0, timeline.gathered - max(began, self._computed))
+            self._ended, self._computed = now, max(self._computed, timeline.computed)
+        return Took(now - began, own, idle, timeline.computed)
 
     # ---- loading
 

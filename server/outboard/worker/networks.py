@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -120,10 +121,18 @@ class LoadedNetwork:
             batch = self.device.gather_coded(memory, rows, shape, total, cut_from, coded, self.network.input)
         else:
             batch = self.device.gather(memory, rows, shape, total, cut_from)
-        arrays = self.device.run(lambda: self.backend.run(batch), total, row_bytes)
+        arrays = self._compute(batch, total, row_bytes)
         if total > n:
             self._check_row_axis(arrays, total)
             arrays = [a[:n] for a in arrays]
+        return arrays
+
+    def _compute(self, batch: Any, total: int, row_bytes: int) -> list[np.ndarray]:
+        """The backend's answers for a gathered batch."""
+        timeline = self.device.timeline
+        timeline.gathered = timeline.gathered or time.perf_counter()
+        arrays = self.device.run(lambda: self.backend.run(batch), total, row_bytes)
+        timeline.computed = time.perf_counter()
         return arrays
 
     def _check_row_axis(self, arrays: Sequence[np.ndarray], rows: int) -> None:

@@ -69,7 +69,7 @@ class TensorNetwork(LoadedNetwork):
         batch = self.device.gather_slots(memory, [*rows, *[rows[-1]] * (total - n)], ordered)
         if self.whole:
             batch = [array.reshape(slot.shape) for array, slot in zip(batch, ordered, strict=True)]
-        arrays = self.device.run(lambda: self.backend.run(batch), total, row_bytes)
+        arrays = self._compute(batch, total, row_bytes)
         if self.whole:
             return arrays
         self._check_row_axis(arrays, total)
