@@ -15,9 +15,10 @@ from outboard.plan.usage import Usage, batch_and_row, checked
 from outboard.profiles import Profile, Store
 from outboard.repository import ModelSpec, Network
 
-#: Seconds by which the threads of a simulated card, which sleep for as long as it computes, are late: from one batch's end to the next
-#: one's begin and after its own, measured on an idle EPYC (Zen 4). A real card's batches do not wait for threads.
-WAKE = 0.35e-3
+#: Seconds by which the threads of a simulated card, which sleep for as long as it computes, are late on average, from one batch's end to
+#: the next one's begin and after its own: measured on 2 cores of an EPYC (Zen 4), 0.4 ms where they do nothing else and 1.0 where they are
+#: half busy. A real card's batches do not wait for threads.
+WAKE = 0.6e-3
 
 
 @dataclass(frozen=True, slots=True)
