@@ -455,7 +455,10 @@ class Engine:
         if self._suspects:
             self._isolate(now)
         if (self._batches, self._finished) != before:
+            finished = self._finished
             self._fill(now)  # rows that left, or were given up, make room for others
+            if self._finished != finished:
+                self._pump(now)  # what was given up there is no company to wait for any more
 
     def _fill(self, now: float) -> None:
         """Start decoding, as far as threads, memory and the devices' appetite go."""

@@ -10,7 +10,7 @@ from outboard.core.decoding import Decoder
 from outboard.core.device_memory import DeviceMemory, MemoryNeed
 from outboard.core.failback import LossHistory
 from outboard.core.link import Link
-from outboard.core.pipeline import HAND_OVER, Pipeline
+from outboard.core.pipeline import HAND_OVER, LEAD, Pipeline
 
 DeviceState = Literal["starting", "warming", "serving", "standby", "suspect", "lost", "quarantined", "ejected", "off"]
 #: starved: loaded and proved, but not one row fits the device's memory now.
@@ -221,7 +221,7 @@ class Device:
     ended: float = 0.0  #: when its last batch did
     failures: int = 0  #: rows in succession that it could not run
     hand_over: float = HAND_OVER  #: seconds of messages between front and worker for one batch, as observed
-    lead: float = HAND_OVER  #: seconds by which its next batch is sent too early, beyond what is expected: as learned
+    lead: float = LEAD  #: seconds by which its next batch is sent too early, beyond what is expected: as learned
     link: Link | None = None  #: as measured; None: there is none, or it is unknown
     decoder_free: float = 0.0  #: when its decoder is expected to be through with what it was sent
     distrusted: bool = False  #: its worker died unexplained while it decoded: the host does that, until an operator resets the device
