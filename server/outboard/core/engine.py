@@ -455,10 +455,10 @@ class Engine:
         if self._suspects:
             self._isolate(now)
         if (self._batches, self._finished) != before:
-            finished = self._finished
+            finished, filling = self._finished, self._filling
             self._fill(now)  # rows that left, or were given up, make room for others
-            if self._finished != finished:
-                self._pump(now)  # what was given up there is no company to wait for any more
+            if (self._finished, self._filling) != (finished, filling):
+                self._pump(now)  # what a CPU held rows back for may now be too little to wait for, or nothing
 
     def _fill(self, now: float) -> None:
         """Start decoding, as far as threads, memory and the devices' appetite go."""

@@ -12,6 +12,9 @@ _PR_SET_PDEATHSIG = 1
 
 #: The variable that says why compiled code cannot be kept, where it cannot.
 CACHE_PROBLEM = "OUTBOARD_CACHE_PROBLEM"
+#: Added to the niceness of a process that computes on the CPU: what the front does for a request, on the same cores, takes a fraction of a
+#: millisecond, and must not wait until a batch gives up a core (measured: tensors 1.06 to 1.11 times as many a second).
+NICE = 5
 
 
 def is_gpu(spec: str) -> bool:
