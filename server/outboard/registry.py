@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_MS = 3000
 
+#: Seconds between looks whether the last request of an unloaded version has been answered.
+DRAINING = 0.02
 ModelState = Literal["loading", "ready", "failed", "unloaded"]
 
 
@@ -46,6 +48,7 @@ class Model:
     error: dict[str, str] | None = None
     unloaded: bool = False
     refused: str = ""  #: the version that could not be loaded: not tried again until its files change, or somebody asks
+    reading: int = 0  #: so many have asked that its files are read again, and wait for that
     waiting: list[asyncio.Future[None]] = field(default_factory=list)  #: resolved when `loading` has ended, well or badly
 
     @property
@@ -94,6 +97,16 @@ class Registry:
         except ModelProblem as e:
             self._failed(model, e.as_dict())
             return
+        while not self._known(model, spec):
+            if not any(f"{network.key}@{spec.version}" in self.runtime.networks for network in spec.networks.values()):
+                self._begin(model, spec)
+                return
+            await asyncio.sleep(DRAINING)  # this very version was unloaded a moment ago, and still answers its last requests
+            if self.models.get(name) is not model:
+                return
+
+    def _known(self, model: Model, spec: ModelSpec) -> bool:
+        """The version serves, is being loaded, or was refused."""
         for version in (model.serving, model.loading):
             if version is not None and version.spec.version == spec.version:
                 if version is model.serving:
@@ -101,9 +114,10 @@ class Registry:
                         self._retire(model.loading)
                         model.loading = None
                     model.error = None
-                return
-        if spec.version == model.refused:
-            return
+                return True
+        return spec.version == model.refused
+
+    def _begin(self, model: Model, spec: ModelSpec) -> None:
         if model.loading is not None:
             self._retire(model.loading)
         model.error, model.refused = None, ""
@@ -195,7 +209,7 @@ class Registry:
         model = self.get(name)
         if model.serving is not None:
             return self._lighter(model.serving)
-        if model.loading is not None or not self.scanned:
+        if model.loading is not None or model.reading or not self.scanned:
             raise Problem("model_not_ready", f"{name} is being loaded; try again in a moment", retry_after=1.0)
         if model.unloaded:
             raise Problem("model_not_ready", f"{name} was unloaded; POST /v1/models/{name}/load brings it back")
@@ -223,10 +237,16 @@ class Registry:
                 self._retire(version)
 
     async def load(self, name: str) -> Model:
-        """Read it again and wait until it serves or has failed. Raises Problem model_invalid."""
+        """Read it again and wait until it serves or has failed. Raises Problem model_not_found, model_invalid."""
+        if name not in self.models:
+            await self.scan()  # a folder that was copied a moment ago
         model = self.get(name)
-        model.unloaded, model.refused = False, ""
-        await self._read(name)
+        model.refused, model.reading = "", model.reading + 1
+        try:
+            await self._read(name)
+        finally:
+            model.reading -= 1
+        model.unloaded = False
         if model.loading is not None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             model.waiting.append(future)

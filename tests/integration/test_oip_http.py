@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -16,8 +19,9 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+import tensor_graphs as tensors
 from integration import pictures
-from integration.oipkit import SAMPLES, OipServer
+from integration.oipkit import SAMPLES, OipServer, oip_serving
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -374,7 +378,7 @@ def test_a_compressed_bomb_is_refused(oip: OipServer) -> None:
     [
         (one_input(name="z"), "input 'z' does not exist"),
         ({"inputs": []}, "input 'x' is missing"),
-        ({"inputs": one_input()["inputs"] * 2}, "given twice"),
+        ({"inputs": one_input()["inputs"] * 2}, "input 'x' is given twice"),
         (one_input("FP64"), "input 'x' is FP64, expected FP32"),
         (one_input("FP31"), "FP31"),
         (one_input(shape=[1, 5], data=[0] * 5), r"input 'x' has shape [1, 5], expected [-1, 4]"),
@@ -390,6 +394,8 @@ def test_a_compressed_bomb_is_refused(oip: OipServer) -> None:
         (one_input(outputs=[{"name": "y", "parameters": {"classification": -1}}]), "classification"),
         (one_input(parameters={"timeout": -5}), "timeout"),
         (one_input(parameters={"timeout": "soon"}), "timeout"),
+        (one_input(parameters={"timeout": 10**400}), "timeout"),
+        (one_input(shape=[70_000, 4], data=[]), "has 0 values"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]}]}, "input 'x' has no data"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}]}, "binary_data_size"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": "all"}]}, "inputs[0].shape"),
@@ -398,6 +404,37 @@ def test_a_compressed_bomb_is_refused(oip: OipServer) -> None:
 )
 def test_a_wrong_request_is_refused_with_400_that_names_what_is_wrong(oip: OipServer, body: dict, said: str) -> None:
     assert said in refused(post(oip, "/v2/models/same_fp32/infer", json.dumps(body).encode()))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1e999,1,1,1]}]}', "input 'x'"),
+        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[' + b"1" * 5000 + b",1,1,1]}]}", "input 'x'"),
+        (b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1,4],"data":["\xff","","",""]}]}', ""),
+        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}", ""),
+        (b'{"parameters":{"a":' + b"[" * 5000 + b"]" * 5000 + b"}}", ""),
+    ],
+    ids=["beyond every number", "5000 digits", "no UTF-8", "deep data", "deep parameters"],
+)
+def test_json_that_no_parser_likes_is_the_clients_fault(oip: OipServer, body: bytes, said: str) -> None:
+    assert said in refused(post(oip, "/v2/models/same_fp32/infer", body))
+
+
+@pytest.mark.parametrize("rows", [10**5, 10**10])
+def test_rows_without_a_byte_are_bounded(oip: OipServer, rows: int) -> None:
+    """A request of 90 bytes for ten thousand million rows held up the whole server."""
+    body = json.dumps(one_input(shape=[rows, 0], data=[])).encode()
+    assert "rows, at most 65536" in refused(post(oip, "/v2/models/wide/infer", body))
+    assert post(oip, "/v2/models/wide/infer", json.dumps(one_input(shape=[3, 0], data=[])).encode()).json()["outputs"][0]["shape"] == [3, 0]
+
+
+def test_classes_of_many_rows_are_bounded(client: triton.InferenceServerClient) -> None:
+    x = np.random.default_rng(0).standard_normal((50, 3000), np.float32)
+    with pytest.raises(InferenceServerException, match="150000 strings, at most 100000"):
+        client.infer("wide", [tensor("x", x)], outputs=[output("y", classes=10_000)])
+    best = client.infer("wide", [tensor("x", x)], outputs=[output("y", classes=2)]).as_numpy("y")
+    assert [int(s.split(b":")[1]) for s in best[:, 0]] == x.argmax(1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -443,7 +480,7 @@ def test_wrong_binary_data_are_refused(oip: OipServer, model: str, header: dict,
     assert said in refused(post(oip, f"/v2/models/{model}/infer", body, headers=headers))
 
 
-@pytest.mark.parametrize("length", ["-1", "many", "99999", "1e3", "٣"])
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "many", "99999", "1e3", "٣"])
 def test_a_wrong_header_length_is_refused(oip: OipServer, length: str) -> None:
     body, headers = binary(binary_input(16), bytes(16), length)
     raw = [(k.encode(), v.encode()) for k, v in headers.items()]
@@ -516,6 +553,36 @@ def test_models_are_listed_unloaded_and_loaded_again(client: triton.InferenceSer
     client.load_model("numbered_trees")
     assert state() == "READY"
     assert client.infer("numbered_trees", [tensor("x", np.zeros((1, 2), np.float32))]).as_numpy("label").tolist() == [7]
+
+
+def test_a_folder_that_was_copied_a_moment_ago_can_be_loaded(tmp_path: Path) -> None:
+    tensors.write(tmp_path / "models", "first", tensors.same("FP32"))
+    with oip_serving(tmp_path / "models") as server, triton.InferenceServerClient(server.http) as client:
+        for n in range(3):
+            shutil.copytree(tmp_path / "models" / "first", tmp_path / "models" / f"copy{n}")
+            client.load_model(f"copy{n}")
+            assert client.is_model_ready(f"copy{n}")
+        stop = threading.Event()
+        said: set[str] = set()
+
+        def infer() -> None:
+            with triton.InferenceServerClient(server.http) as mine:
+                while not stop.is_set():
+                    try:
+                        mine.infer("first", [tensor("x", np.zeros((1, 4), np.float32))])
+                    except InferenceServerException as e:
+                        said.add(e.message())
+
+        asking = [threading.Thread(target=infer) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        for _ in range(30):
+            client.unload_model("first")
+            client.load_model("first")
+        stop.set()
+        for thread in asking:
+            thread.join()
+        assert said and all("unloaded" in text or "being loaded" in text for text in said), said
 
 
 def test_only_ready_models_are_listed_on_request(oip: OipServer) -> None:

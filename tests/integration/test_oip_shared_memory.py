@@ -94,6 +94,21 @@ def test_strings_in_shared_memory(client: Any, triton: ModuleType) -> None:
         assert shm.get_contents_as_numpy(handle, np.object_, [1, 4], 2048).tolist() == [[b"a", b"b", b"c", b"d"]]
 
 
+def test_strings_in_shared_memory_are_bounded_as_bodies_are(client: Any, triton: ModuleType) -> None:
+    name, nbytes = f"outboard_test_{os.getpid()}_sparse", 1 << 40
+    path = Path("/dev/shm") / name
+    with path.open("wb") as file:
+        file.truncate(nbytes)
+    try:
+        client.register_system_shared_memory("sparse", f"/{name}", nbytes)
+        given = triton.InferInput("x", [2, 2], "BYTES")
+        given.set_shared_memory("sparse", nbytes)
+        with pytest.raises(InferenceServerException, match="shared_memory_byte_size"):
+            client.infer("words", [given])
+    finally:
+        path.unlink()
+
+
 def _four(triton: ModuleType) -> Any:
     return triton.InferInput("x", [1, 4], "BYTES").set_data_from_numpy(np.array([["a", "b", "c", "d"]], object))
 

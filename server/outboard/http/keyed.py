@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from outboard.http.problems import respond
+from outboard.http.problems import respond_at
 from outboard.keys.store import Keyring
 from outboard.problems import Problem
 
@@ -55,7 +55,7 @@ class Keyed:
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and b"text/html" in accepts:
             response = Response(self._page, problem.status, _PAGE_HEADERS, "text/html; charset=utf-8")
         else:
-            response = respond(problem)
+            response = respond_at(scope["path"], problem)
         for challenge in CHALLENGES:
             response.headers.append("WWW-Authenticate", challenge)
         return response

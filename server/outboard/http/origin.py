@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from outboard.http.problems import respond
+from outboard.http.problems import respond_at
 from outboard.problems import Problem
 from outboard.settings import Settings
 
@@ -39,9 +39,9 @@ class OwnPagesOnly:
         if problem is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await WebSocket(scope, receive, send).send_denial_response(respond(problem))
+            await WebSocket(scope, receive, send).send_denial_response(respond_at(scope["path"], problem))
         else:
-            await respond(problem)(scope, receive, send)
+            await respond_at(scope["path"], problem)(scope, receive, send)
 
     def _problem(self, headers: dict[bytes, bytes]) -> Problem | None:
         host = headers.get(b"host", b"")

@@ -28,6 +28,13 @@ def respond(problem: Problem, **more: str) -> Response:
     return Response(msgspec.json.encode(problem.body()), problem.status, headers, MEDIA_TYPE)
 
 
+def respond_at(path: str, problem: Problem) -> Response:
+    """For what refuses requests of every interface. Clients of the Open Inference Protocol (/v2) read `error`, and that only."""
+    if path != "/v2" and not path.startswith("/v2/"):
+        return respond(problem)
+    return Response(msgspec.json.encode({"error": problem.detail}), problem.status, media_type="application/json")
+
+
 def unexpected(method: str, path: str, e: Exception) -> Response:
     """A mistake of ours: told in the log, not to the client."""
     log.error("%s %s failed", method, path[:200], exc_info=e)

@@ -50,13 +50,13 @@ def parse(body: bytes, header_length: str | None, regions: Regions, peer: str) -
     view = memoryview(body)
     if header_length is None:
         end = len(body)
-    elif not header_length.isascii() or not header_length.isdigit() or int(header_length) > len(body):
+    elif not header_length.isascii() or not header_length.isdigit() or len(header_length) > 18 or int(header_length) > len(body):
         raise Problem("bad_input", f"Inference-Header-Content-Length is {header_length[:20]!r}, the body has {len(body)} bytes")
     else:
         end = int(header_length)
     try:
         asked = _decode(view[:end])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise Problem("bad_input", f"the request is not what the protocol describes: {e}") from e
     refuse_sequences(asked.parameters)
     binary = view[end:]

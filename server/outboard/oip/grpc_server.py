@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+#: As over HTTP, these need no key.
+_HEALTH = (f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
 #: Requests of one stream that are under way at once; the next is read when the first of them is answered.
 STREAM_WINDOW = 32
 #: A client behind a NAT or a cut cable is noticed within 40 s, and may itself ask every 10 s (S22).
@@ -79,8 +81,12 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
                     under_way.add(task)
                     task.add_done_callback(under_way.discard)
                     await answers.put(task)
-            finally:
+            except asyncio.CancelledError:
+                raise  # nobody listens any more, and the queue may be full
+            except BaseException:
                 await answers.put(None)
+                raise
+            await answers.put(None)
 
         reader = asyncio.ensure_future(read())
         try:
@@ -231,7 +237,7 @@ class Keyed(grpc.aio.ServerInterceptor):
         handler = await continuation(call)
         given = [value for name, value in call.invocation_metadata if name == "authorization"]
         problem = refusal(self._keyring, presented(str(given[0])) if len(given) == 1 else None)
-        if problem is None or handler is None or call.method.startswith(f"/{health.SERVICE_NAME}/"):
+        if problem is None or handler is None or call.method.startswith(f"/{health.SERVICE_NAME}/") or call.method in _HEALTH:
             return handler
         detail = problem.detail
 

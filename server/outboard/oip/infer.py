@@ -13,7 +13,7 @@ import numpy as np
 from outboard import tasks
 from outboard.devices.protocol import Slot
 from outboard.devices.rows import BYTES, lay_out, pack, room_for, spans
-from outboard.oip.request import InferRequest, InferResult, InputTensor, WantedOutput
+from outboard.oip.request import InferRequest, InferResult, InputTensor, Source, WantedOutput
 from outboard.oip.signature import ANSWER, DTYPES, IMAGE, Signature, TensorSpec, signature
 from outboard.predictor import Predictor
 from outboard.predictor import Request as PredictRequest
@@ -23,6 +23,11 @@ from outboard.runtime import Outcome, Runtime, all_of
 
 #: Rows of one frame in the engine; a request that carries more becomes several frames.
 FRAME_ROWS = 1024
+#: Rows of one request. Each costs the engine some 50 us whatever it holds, and other models' rows wait meanwhile: rows of no bytes at all,
+#: ten thousand million of them, fit a request of 90 bytes.
+MAX_ROWS = 64 * FRAME_ROWS
+#: Strings that the classification extension gives for one output; from so many elements on a thread makes them.
+MAX_CLASS_STRINGS, IN_THREAD = 100_000, 20_000
 #: Shapes of rows whose layout is kept for each model.
 LAYOUTS_KEPT = 256
 
@@ -70,14 +75,42 @@ class Inferer:
                 result = await self._pictures(serving, known, request, wanted, deadline)
             else:
                 result = await self._tensors(known, request, wanted, deadline)
-        result.outputs = [_with_classes(known, w, array) if w.classes else (w, array) for w, array in result.outputs]
+        result.outputs = [await self._classified(known, w, array) if w.classes else (w, array) for w, array in result.outputs]
         return known, result
+
+    async def _classified(self, known: Signature, wanted: WantedOutput, array: np.ndarray) -> tuple[WantedOutput, np.ndarray]:
+        rows = len(array) if known.batched else 1
+        strings = rows * min(wanted.classes, array.size // max(rows, 1))
+        if strings > MAX_CLASS_STRINGS:
+            raise Problem(
+                "bad_option",
+                f"output {wanted.name!r}: {wanted.classes} classes of {rows} rows are {strings} strings, at most {MAX_CLASS_STRINGS} are "
+                "given; ask for fewer classes, or send fewer rows at once",
+            )
+        if array.size < IN_THREAD:
+            return _with_classes(known, wanted, array)
+        return await self.runtime.in_thread(_with_classes, known, wanted, array)
+
+    async def _strings(self, tensor: InputTensor) -> memoryview:
+        """The packed strings of a BYTES input, out of shared memory into memory of our own. Raises Problem."""
+        if isinstance(tensor.data, memoryview):
+            return tensor.data
+        limit = self.runtime.settings.limits.body
+        if tensor.data.nbytes > limit:
+            raise Problem(
+                "body_too_large",
+                f"input {tensor.name!r} has {tensor.data.nbytes} bytes in shared memory, at most {limit} are taken as strings; say in "
+                "shared_memory_byte_size how many they are, or set [limits] body to take more",
+            )
+        if tensor.data.nbytes < 1 << 20:
+            return _copied(tensor.data)
+        return await self.runtime.in_thread(_copied, tensor.data)
 
     # ---------------------------------------------------------------- tensors
 
     async def _tensors(self, known: Signature, request: InferRequest, wanted: list[WantedOutput], deadline: float) -> InferResult:
         given, rows = _checked(known, request.inputs)
-        strings = {t.name: _rows_of_strings(t, rows) for t in given if t.datatype == "BYTES"}
+        strings = {t.name: _rows_of_strings(t, await self._strings(t), rows) for t in given if t.datatype == "BYTES"}
         shapes = tuple([t.shape for t in given])
         layout = None if strings else known.layouts.get(shapes)
         if layout is None:
@@ -120,7 +153,7 @@ class Inferer:
         n, most = prod(given[0].shape), self.runtime.settings.limits.images
         if not 0 < n <= most:
             raise Problem("too_many_images" if n else "bad_input", f"{n} images, expected 1 to {most} in one request")
-        packed = _bytes(given[0])
+        packed = await self._strings(given[0])
         images = [bytes(packed[start:end]) for start, end in _spans(given[0], packed, n)]
         asked = PredictRequest(options=tasks.Options(), deadline=deadline)
 
@@ -163,7 +196,8 @@ def _checked(known: Signature, given: Sequence[InputTensor]) -> tuple[list[Input
     """The inputs in the model's order, and their rows. Raises Problem bad_input that names the input."""
     by_name = {t.name: t for t in given}
     if len(by_name) < len(given):
-        raise Problem("bad_input", "an input is given twice")
+        names = [t.name for t in given]
+        raise Problem("bad_input", f"input {next(n for n in names if names.count(n) > 1)[:80]!r} is given twice")
     for name in by_name:
         if name not in known.inputs:
             raise Problem("bad_input", f"input {name[:80]!r} does not exist; {known.model} takes {', '.join(known.inputs)}")
@@ -183,6 +217,8 @@ def _checked(known: Signature, given: Sequence[InputTensor]) -> tuple[list[Input
             rows = t.shape[0]
             if not rows:
                 raise Problem("bad_input", f"input {spec.name!r} has no rows")
+            if rows > MAX_ROWS:
+                raise Problem("bad_input", f"input {spec.name!r} has {rows} rows, at most {MAX_ROWS} are taken at once; send it in parts")
         ordered.append(t)
     return ordered, rows
 
@@ -192,11 +228,9 @@ def _fits(shape: tuple[int, ...], spec: TensorSpec, batched: bool) -> bool:
     return len(shape) == len(spec.axes) + batched and all(want in (None, got) for got, want in zip(axes, spec.axes, strict=True))
 
 
-def _bytes(tensor: InputTensor) -> memoryview:
-    if isinstance(tensor.data, memoryview):
-        return tensor.data
-    buffer = memoryview(bytearray(tensor.data.nbytes))
-    tensor.data.read_into(buffer)
+def _copied(source: Source) -> memoryview:
+    buffer = memoryview(bytearray(source.nbytes))
+    source.read_into(buffer)
     return buffer
 
 
@@ -228,9 +262,8 @@ def _layout(known: Signature, given: Sequence[InputTensor], strings: dict[str, l
     return lay_out(places)
 
 
-def _rows_of_strings(tensor: InputTensor, rows: int) -> list[tuple[int, int]]:
+def _rows_of_strings(tensor: InputTensor, packed: memoryview, rows: int) -> list[tuple[int, int]]:
     """(start, end) of each row's packed strings; leaves the bytes in `tensor.data`."""
-    packed = _bytes(tensor)
     each = prod(tensor.shape) // rows
     found = _spans(tensor, packed, rows * each)
     tensor.data = packed

@@ -19,7 +19,10 @@ def decode(name: str, datatype: str, shape: tuple[int, ...], raw: msgspec.Raw) -
 
     null stands for NaN in floating-point tensors, as in the answers: JSON has no other word for it.
     """
-    values = msgspec.json.decode(raw)
+    try:
+        values = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise Problem("bad_input", f"input {name!r}: its data cannot be read: {e}") from e
     count = prod(shape)
     if not isinstance(values, list):
         values = [values]

@@ -10,6 +10,7 @@ import numpy as np
 from outboard.problems import Problem
 
 MAX_RANK = 32
+LONGEST = 10 * 365 * 86_400.0  #: seconds of a deadline
 
 
 class Source(Protocol):
@@ -82,8 +83,11 @@ def seconds(parameters: dict[str, Any]) -> float | None:
         value = parameters.get(key)
         if value in (None, 0):
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise Problem("bad_option", f"parameter {key!r} is {value!r}, expected a number above 0 ({'µs' if unit == 1e6 else 'ms'})")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LONGEST * unit:  # NaN fails, too
+            raise Problem(
+                "bad_option",
+                f"parameter {key!r} is {str(value)[:40]}, expected a number above 0 ({'µs' if unit == 1e6 else 'ms'}), at most ten years",
+            )
         return value / unit
     return None
 

@@ -28,13 +28,13 @@ class Region:
     """A part of a shared memory object, open for as long as somebody refers to it."""
 
     def __init__(self, name: str, key: str, offset: int, nbytes: int):
+        self._fd = -1
         match = _KEY.match(key)
         if not match or match[1] in (".", ".."):
             raise Problem("bad_option", f"shared memory key {key[:80]!r}, expected a name as shm_open takes it, such as '/my_region'")
         if offset < 0 or nbytes <= 0:
             raise Problem("bad_option", f"region {name!r}: offset {offset} and byte_size {nbytes}, expected 0 or more and above 0")
         self.name, self.key, self.offset, self.nbytes = name, key, offset, nbytes
-        self._fd = -1
         try:
             self._fd = os.open(f"{FOLDER}/{match[1]}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             found = os.fstat(self._fd)
