@@ -156,6 +156,8 @@ def ndjson() -> str:
 def test_a_trace_reads_the_same_from_both_formats_in_order_of_time(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(CSV)
     (tmp_path / "a.ndjson").write_text(ndjson())
+    (tmp_path / "spreadsheet.csv").write_text(CSV, "utf-8-sig")
+    assert arrivals.read(tmp_path / "spreadsheet.csv") == arrivals.read(tmp_path / "a.csv")
     frames = arrivals.read(tmp_path / "a.csv")
     assert frames == arrivals.read(tmp_path / "a.ndjson")
     assert [(round(f.t, 3), f.station, f.bytes) for f in frames] == [(0.0, "a", 1000), (0.2, "a", 1500), (0.5, "b", 2000)]
@@ -170,6 +172,10 @@ def test_a_trace_reads_the_same_from_both_formats_in_order_of_time(tmp_path: Pat
         ('{"t": 1, "station": "a"}\n', "line 1.*expected t"),
         ('{"t": 1, "station": "a", "bytes": 5, "width": 1, "height": 1}\n{"t": 2,\n', "line 2 is no JSON"),
         ("t,station,bytes,width,height\n", "holds no frames"),
+        ("", "holds no frames"),
+        ("t,station,bytes,width,height\nnan,a,1,1,1\n0,a,1,1,1\n", "line 2: t is nan"),
+        ("t,station,bytes,width,height\n0,a,1,1,1\n1e400,a,1,1,1\n", "line 3: t is inf"),
+        ("t,station,bytes,width,height\n1764720000,a,1,1,1\n-5,a,1,1,1\n", "from -5 to 1764720000 s, at most a day"),
     ],
 )
 def test_a_trace_that_cannot_be_read_says_where(tmp_path: Path, text: str, says: str) -> None:

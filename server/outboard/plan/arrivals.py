@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import msgspec
 
 #: A camera's clock and a network move each frame by up to this share of its interval.
 JITTER = 0.1
+#: Seconds of a trace at most: one wrong time among many makes a trace of years, which nobody waits for.
+LONGEST = 86_400.0
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +46,7 @@ def steady(stations: int, fps: float, duration: float, nbytes: int, width: int, 
 def read(path: Path) -> list[Recorded]:
     """A trace in order of time, beginning at 0. NDJSON, or CSV with a heading of the same names. Raises TraceError."""
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # spreadsheets write a byte order mark
     except (OSError, UnicodeDecodeError) as e:
         raise TraceError(f"--replay {path}: cannot be read: {e}") from e
     found: list[Recorded] = []
@@ -54,10 +57,16 @@ def read(path: Path) -> list[Recorded]:
             raise TraceError(f"--replay {path}: line {number}: {e}; expected t (seconds), station, bytes, width and height") from e
         if frame.bytes < 1 or frame.width < 1 or frame.height < 1:
             raise TraceError(f"--replay {path}: line {number}: bytes, width and height must be at least 1")
+        if not math.isfinite(frame.t):
+            raise TraceError(f"--replay {path}: line {number}: t is {frame.t}, expected seconds on any clock")
         found.append(frame)
     if not found:
         raise TraceError(f"--replay {path}: it holds no frames")
-    first = min(frame.t for frame in found)
+    first, last = min(frame.t for frame in found), max(frame.t for frame in found)
+    if last - first > LONGEST:
+        raise TraceError(
+            f"--replay {path}: its times go from {first:.15g} to {last:.15g} s, at most a day is played; is one wrong?"
+        )
     return sorted((msgspec.structs.replace(f, t=f.t - first) for f in found), key=lambda f: f.t)
 
 
@@ -71,6 +80,8 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    if not text.strip():
+        return
     lines = csv.DictReader(text.splitlines())
     missing = set(Recorded.__struct_fields__) - set(lines.fieldnames or ())
     if missing:

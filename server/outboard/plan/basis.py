@@ -74,6 +74,9 @@ def basis(gpu: str, spec: ModelSpec, network: Network, cache: Path) -> Basis:
 def _measured(gpu: str, spec: ModelSpec, network: Network, cache: Path) -> Profile | None:
     """The newest profile of this version of the model on such a device behind a link."""
 
+    if gpu and not re.search(r"[A-Za-z]{2}|\d{3}", gpu):
+        return None  # an "8" is in many names, and more likely an unfinished 8+4
+
     def meant(profile: Profile) -> bool:
         # "RTX 3060" is not "RTX 3060 Ti".
         name = re.escape(gpu) + r"(?!\s+(ti|super)\b)"

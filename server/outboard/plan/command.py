@@ -59,7 +59,7 @@ def plan(
     fps: Annotated[float, typer.Option(min=0.1, max=1000.0, help="Frames a second that each station sends.")] = 15.0,
     deadline: Annotated[str, typer.Option(help="When an answer is worthless: 200ms or 0.2s after its frame has come.")] = "",
     source: Annotated[str, typer.Option(help="Size of the frames: 4k, 1080p, 720p or WxH.")] = "4k",
-    jpeg_bytes: Annotated[int, typer.Option(min=0, help="Bytes of a frame; 0: a photograph of quality 88.")] = 0,
+    jpeg_bytes: Annotated[int, typer.Option(min=0, max=100_000_000, help="Bytes of a frame; 0: a photograph of quality 88.")] = 0,
     tile: Annotated[str, typer.Option(help="Look at tiles of each frame: auto, or their width in pixels.")] = "",
     policy: Annotated[str, typer.Option(help="live: of each station the newest frame wins; lossless: each is answered.")] = "live",
     duration: Annotated[str, typer.Option(help="Time that is played through.")] = "60s",
@@ -94,6 +94,11 @@ def plan(
     links = _links(link, compare)
     if policy not in ("live", "lossless"):
         raise usage.Usage(f"--policy is {policy!r}, expected live or lossless")
+    for option, value in (("--decode-ms", decode_ms), ("--device-decode-ms", device_decode_ms)):
+        if not 0 <= value <= 60_000:  # NaN fails, too
+            raise usage.Usage(f"{option} is {value:g}, expected milliseconds, at most 60000")
+    if replay is not None and (stations, fps, duration, source, jpeg_bytes) != (1, 15.0, "60s", "4k", 0):
+        raise usage.Usage("--replay brings its own frames; leave out --stations, --fps, --duration, --source and --jpeg-bytes")
     if plot is not None and not compare:
         raise usage.Usage("--plot draws what --compare compares; give it links, such as --compare thunderbolt4,oculink")
     if plot is not None:

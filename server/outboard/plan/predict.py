@@ -20,7 +20,7 @@ from outboard.plan.roofline import BEST, WORST, Efficiency
 from outboard.plan.workload import Workload
 
 #: A plan holds when this share of every station's frames is answered, in time where there is a deadline, and when answers keep up: the last
-#: one comes no later than a usual frame's age and this share of the time after the last frame.
+#: one comes no later than an unhindered frame's age and this share of the time after the last frame.
 ANSWERED = 0.99
 BEHIND = 0.03
 #: Frames that ended so are drops of a live stream or came too late; all other ends are refusals.
@@ -147,7 +147,7 @@ def _span(demand: Demand) -> float:
     first, last = demand.frames[0].t, demand.frames[-1].t
     stations = len({f.station for f in demand.frames})
     each = len(demand.frames) / stations
-    return max((last - first) * each / max(each - 1, 1), 1e-9)
+    return (last - first) * each / max(each - 1, 1) or 1.0  # one frame: as if it were one a second
 
 
 def _asked(demand: Demand) -> float:
@@ -164,7 +164,7 @@ def _summary(log: Log, demand: Demand, host: Host) -> Prediction:
         "compute": log.compute / log.duration,
         "decode": log.cores / log.duration / host.cores,
     }
-    behind = log.duration - demand.frames[-1].t - quantile(ages, 0.5)
+    behind = log.duration - demand.frames[-1].t - quantile(ages, 0.05)  # where answers fall behind, only the first have their usual age
     if log.decoder:
         use["decoder"] = log.decoder / log.duration
     holds = all(answered[station] >= ANSWERED * n for station, n in sent.items()) and behind <= BEHIND * _span(demand) + 0.1

@@ -92,7 +92,7 @@ class SimulatedDevice(CpuDevice):
             if self._fault == "oom" and what == "batch" or nbytes > free:
                 raise RuntimeError(
                     f"CUDA out of memory. Tried to allocate {nbytes / (1 << 20):.0f} MiB. {self.name} has a total capacity of "
-                    f"{self.sim.vram / (1 << 30):.2f} GiB of which {free / (1 << 20):.0f} MiB is free."
+                    f"{self.sim.vram / (1 << 30):.2f} GiB of which {max(0, free) / (1 << 20):.0f} MiB is free."
                 )
             self._used += nbytes
             self._peak = max(self._peak, self._used)
