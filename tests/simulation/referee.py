@@ -329,6 +329,8 @@ class Referee:
             return True
         if not d.running or d.parallel:
             return False
+        if d.late(now) and any(len(d.running) >= engine._depth(d, q.network) for q in queues):
+            return True  # what may still join it in time becomes less with each moment: the next event finds that, no timer does
         earlier = [(q, first) for q in queues if (first := q.head()) is not None and first.due < head.due]
         return any(len(q) < engine._cap(d, q.network) and now <= engine._hold(now, d, q, f) + self.scenario.lateness for q, f in earlier)
 
