@@ -19,7 +19,7 @@ import watchfiles
 from outboard import repository
 from outboard.problems import Problem
 from outboard.repository import ModelProblem, ModelSpec
-from outboard.runtime import Runtime
+from outboard.runtime import Runtime, id_of
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Registry:
             self._failed(model, e.as_dict())
             return
         while not self._known(model, spec):
-            if not any(f"{network.key}@{spec.version}" in self.runtime.networks for network in spec.networks.values()):
+            if not any(id_of(spec, network) in self.runtime.networks for network in spec.networks.values()):
                 self._begin(model, spec)
                 return
             await asyncio.sleep(DRAINING)  # this very version was unloaded a moment ago, and still answers its last requests

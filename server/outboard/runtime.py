@@ -31,6 +31,7 @@ from outboard.devices.supervisor import Supervisor, Worker
 from outboard.imaging import coded
 from outboard.problems import Problem
 from outboard.repository import ModelSpec
+from outboard.repository import Network as ModelNetwork
 from outboard.settings import Settings
 from outboard.tasks.golden import agree, plausible
 from outboard.telemetry import logs, metrics, tracing
@@ -327,7 +328,7 @@ class Runtime:
         """Load every network of a model version; returns their ids. Progress is told through `on_network`."""
         ids = []
         for part, network in spec.networks.items():
-            key = f"{network.key}@{spec.version}"
+            key = id_of(spec, network)
             self.networks[key] = Member(spec, part)
             batching = network.batching
             self.engine.add_network(
@@ -819,6 +820,11 @@ def _split(member: Member, outputs: dict[str, np.ndarray], n: int) -> list[dict[
     if member.part:
         return [{name: array[i] for name, array in outputs.items()} for i in range(n)]
     return tasks.rows(member.spec.toml.output.decoder, outputs, n)
+
+
+def id_of(spec: ModelSpec, network: ModelNetwork) -> str:
+    """The engine's id of a network of this version."""
+    return f"{network.key}@{spec.version}"
 
 
 def _model_of(network: str) -> str:

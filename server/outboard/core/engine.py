@@ -680,7 +680,7 @@ class Engine:
         if entry.costs.latency(most) > head.deadline - now - device.ahead(now):
             most = self._in_time(now, device, entry.costs, queue, most)
         if most:
-            held = len(queue) + more < cap and head.ready < now
+            held = not device.parallel and bool(device.running) and len(queue) + more < cap and head.ready < now
             rows = queue.take(min(most, surplus), urgent_first)
             if other and len(rows) < most:
                 rows += other.take(min(most - len(rows), more), urgent_first)
@@ -857,7 +857,7 @@ class Engine:
             device.decoder_free = max(now, device.decoder_free) + batch.decode
             batch.expected += device.decoder_free - now
             batch.decoded = device.decoder_free
-        batch.held = held and not alone
+        batch.held = held
         batch.degraded = self._answers_degraded(device, network)
         device.running[batch.id] = batch
         for f, _ in rows:

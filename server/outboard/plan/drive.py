@@ -184,7 +184,7 @@ class _Play:
         self.at(self.now + self._late(self.machine.host.handover), what)
 
     def _late(self, mean: float) -> float:
-        """Seconds until a thread runs that where no core is busy wakes up within `mean`."""
+        """Seconds until a thread runs that, where no core is busy, wakes up within `mean` on average."""
         return self._rng.expovariate(1 / (mean * (1 + self.cores.wanted()))) if mean else 0.0
 
     def run(self) -> Log:

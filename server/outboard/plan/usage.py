@@ -87,10 +87,9 @@ def model(root: Path, wanted: str) -> tuple[ModelSpec, Network]:
         hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known) or 'none at all'}; --models names another"
         raise Usage(f"--model: {root} has no model {name!r}; {hint}")
     spec = repository.read(root / name)
-    if part not in spec.networks and not part:
-        raise Usage(f"--model: {name} has several networks, name one: " + ", ".join(n.key for n in spec.networks.values()))
     if part not in spec.networks:
-        raise Usage(f"--model: {name} has no part {part!r}; expected one of " + ", ".join(n.key for n in spec.networks.values()))
+        said = f"has no part {part!r}; expected one of " if part else "has several networks, name one: "
+        raise Usage(f"--model: {name} {said}" + ", ".join(n.key for n in spec.networks.values()))
     network = spec.networks[part]
     if network.input is None:
         raise Usage(f"--model: {wanted} takes tensors, not images; a plan is for frames that are decoded and fitted")
