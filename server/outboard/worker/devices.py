@@ -46,7 +46,7 @@ class Crossed(threading.local):
 
 
 class Timeline(threading.local):
-    """When the calling thread's batch had passed its stages, by `time.perf_counter`, on Linux the clock of the front's loop; 0: it has not."""
+    """When the calling thread's batch had passed its stages, by `time.perf_counter` (on Linux the front's clock); 0: not yet."""
 
     gathered = 0.0  #: its first rows lay on the device
     computed = 0.0  #: its last answers lay on the host
