@@ -20,7 +20,7 @@ async def connected(app) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.St
     config = uvicorn.Config(app, port=0, http=limited(Connection, Limits()), lifespan="off", log_level="warning", loop="none")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
