@@ -429,6 +429,35 @@ def test_rows_without_a_byte_are_bounded(oip: OipServer, rows: int) -> None:
     assert post(oip, "/v2/models/wide/infer", json.dumps(one_input(shape=[3, 0], data=[])).encode()).json()["outputs"][0]["shape"] == [3, 0]
 
 
+def test_other_models_do_not_wait_for_a_request_of_many_rows(client: triton.InferenceServerClient) -> None:
+    """All its rows were due before whatever came later: seconds for whoever sent one row to another model."""
+    many, one = np.arange(4 * 65_536, dtype=np.float32).reshape(-1, 4), np.ones((1, 4), np.float32)
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        large = pool.submit(client.infer, "same_fp32", [tensor("x", many)])
+        time.sleep(0.2)
+        waits = []
+        while not large.done():
+            sent = time.monotonic()
+            client.infer("wide", [tensor("x", one)])
+            waits.append(time.monotonic() - sent)
+        took = time.monotonic() - began
+        np.testing.assert_array_equal(large.result().as_numpy("y"), many)
+    assert len(waits) > 5 and max(waits) < took / 3, (took, waits)
+
+
+def test_a_request_of_many_rows_is_told_how_far_it_came(oip: OipServer) -> None:
+    many = np.zeros((65_536, 4), np.float32)
+    said = refused(post(oip, "/v2/models/same_fp32/infer", **in_binary(many, timeout=400_000)), 504)
+    assert "of 65536 rows were answered when the deadline was over" in said
+
+
+def in_binary(x: np.ndarray, **parameters: object) -> dict:
+    head = {"inputs": [{"name": "x", "datatype": "FP32", "shape": x.shape, "parameters": {"binary_data_size": x.nbytes}}]}
+    encoded = json.dumps(head | {"parameters": parameters}).encode()
+    return {"content": encoded + x.tobytes(), "headers": {"Inference-Header-Content-Length": str(len(encoded))}}
+
+
 def test_classes_of_many_rows_are_bounded(client: triton.InferenceServerClient) -> None:
     x = np.random.default_rng(0).standard_normal((50, 3000), np.float32)
     with pytest.raises(InferenceServerException, match="150000 strings, at most 100000"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from math import prod
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf, prod
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ from outboard.runtime import Outcome, Runtime, all_of
 
 #: Rows of one frame in the engine; a request that carries more becomes several frames.
 FRAME_ROWS = 1024
+#: Of so many at once: enough to keep every slot of a device busy.
+FRAMES_AT_ONCE = 3
 #: Rows of one request. Each costs the engine some 50 us whatever it holds, and other models' rows wait meanwhile: rows of no bytes at all,
 #: ten thousand million of them, fit a request of 90 bytes.
 MAX_ROWS = 64 * FRAME_ROWS
@@ -120,23 +123,45 @@ class Inferer:
                     known.layouts.clear()
                 known.layouts[shapes] = layout
         slots, row_bytes, contents = *layout, _contents(given, rows, strings)
-        frames = [(first, min(FRAME_ROWS, rows - first)) for first in range(0, rows, FRAME_ROWS)]
-        submitted = [
-            self.runtime.submit(
+
+        def submit(first: int, count: int, deadline: float) -> asyncio.Future[Outcome]:
+            return self.runtime.submit(
                 known.network,
                 slots,
-                lambda view, first=first: _fill(view, slots, contents, first, rows),
+                lambda view: _fill(view, slots, contents, first, rows),
                 deadline=deadline,
                 rows=count,
                 body=request.body,
                 row_bytes=row_bytes,
             )
-            for first, count in frames
-        ]
-        outcomes = [await submitted[0]] if len(submitted) == 1 else await all_of(submitted)
+
+        outcomes = [await submit(0, rows, deadline)] if rows <= FRAME_ROWS else await self._in_turns(submit, rows, deadline)
         answers = [row for outcome in outcomes for row in outcome.rows]
         outputs = [(w, answers[0][w.name] if not known.batched else _stacked(w.name, answers)) for w in wanted]
         return InferResult(outputs, outcomes[0].device, any(o.degraded for o in outcomes))
+
+    async def _in_turns(self, submit: Callable[[int, int, float], asyncio.Future[Outcome]], rows: int, deadline: float) -> list[Outcome]:
+        """The outcomes of a request of several frames. They are ordered among others' as if a client sent one after the other: all at once
+        they would be due before whatever comes meanwhile, and a model beside this one would wait for seconds."""
+        under_way: deque[asyncio.Future[Outcome]] = deque()
+        outcomes = []
+        try:
+            async with asyncio.timeout_at(deadline if deadline < inf else None):
+                for first in range(0, rows, FRAME_ROWS):
+                    if len(under_way) >= FRAMES_AT_ONCE:
+                        outcomes.append(await under_way[0])
+                        under_way.popleft()
+                    patient = first >= FRAMES_AT_ONCE * FRAME_ROWS  # due when it has waited for long, however soon the request's deadline is
+                    under_way.append(submit(first, min(FRAME_ROWS, rows - first), inf if patient else deadline))
+                return outcomes + await all_of(under_way)
+        except TimeoutError as e:
+            done = len(outcomes) * FRAME_ROWS
+            raise Problem(
+                "deadline_missed", f"{done} of {rows} rows were answered when the deadline was over; send fewer at once, or allow more time"
+            ) from e
+        finally:
+            for future in under_way:
+                future.cancel()
 
     # ---------------------------------------------------------------- pictures
 
