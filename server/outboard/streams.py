@@ -42,6 +42,7 @@ REASONS: dict[str, Reason] = {
     "deadline_missed": "stale",
     "overloaded": "stale",
     "memory_full": "memory_full",
+    "frame_too_large": "memory_full",
     "model_not_ready": "unavailable",
     "model_not_found": "unavailable",
     "model_invalid": "unavailable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 
@@ -45,6 +46,17 @@ def test_a_request_from_a_page_elsewhere_is_refused(server: Server, method: str,
         assert list(response.json()) == ["error"], "what clients of that protocol read"
     else:
         assert response.json()["type"] == "foreign_origin" and response.headers["content-type"] == "application/problem+json"
+
+
+def test_requests_that_were_not_let_in_are_counted(server: Server) -> None:
+    def refused() -> float:
+        found = re.search(r'outboard_http_requests_total\{route="refused",status="403"\} (\S+)', server.client.get("/metrics").text)
+        return float(found[1]) if found else 0.0
+
+    before = refused()
+    for path in ("/v1/devices", "/v2"):
+        server.client.get(path, headers={"Origin": FOREIGN})
+    assert refused() == before + 2
 
 
 @pytest.mark.parametrize("origin", ["null", "http://127.0.0.1:1", "http://localhost", "file://", "", "https://lab.example.evil.example"])

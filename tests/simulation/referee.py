@@ -255,7 +255,8 @@ class Referee:
             "client_left": arrival.leaves is not None,
             "inference_failed": self.isolation_deaths >= self.engine.config.isolation_tries,
             "shutting_down": False,
-            "memory_full": self.memory_was_short or arrival.nbytes > self.engine.memory.size,
+            "memory_full": self.memory_was_short,
+            "frame_too_large": arrival.nbytes > self.engine.memory.size,
             "overloaded": self.open > 1 or arrival.allowed < GENEROUS,
             "deadline_missed": now >= f.deadline or self.open > 1 or arrival.allowed < GENEROUS,  # given up for others, or in vain
             "superseded": slug != "superseded" or self._newer_waits(arrival),

@@ -44,7 +44,10 @@ def test_nothing_is_lost_doubled_or_wrong() -> None:
             pytest.fail(report(generate(seed)), pytrace=False)
         ends += outcome
     # A simulation in which nothing happens would find nothing.
-    refusals = ("deadline_missed", "overloaded", "memory_full", "model_not_ready", "client_left", "poison_frame", "bad_input", "superseded")
+    refusals = (
+        "deadline_missed", "overloaded", "memory_full", "frame_too_large", "model_not_ready", "client_left", "poison_frame", "bad_input",
+        "superseded",
+    )  # fmt: skip
     for end in ("answered", *refusals):
         assert ends[end] > 0, f"no frame of any world ended as {end}: {ends}"
     assert ends["answered"] > sum(ends.values()) / 2

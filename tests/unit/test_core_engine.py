@@ -201,7 +201,7 @@ def test_no_frame_is_admitted_for_a_model_that_nothing_can_run() -> None:
 
 def test_a_frame_larger_than_all_memory_says_what_to_raise() -> None:
     kit = ready("cpu", slab_bytes=8192)
-    assert kit.end(kit.admit(shape=(64, 64, 3))) == "memory_full"
+    assert kit.end(kit.admit(shape=(64, 64, 3))) == "frame_too_large"
     assert "12288 bytes" in kit.last(c.Refuse).detail and "frame_memory" in kit.last(c.Refuse).detail
 
 

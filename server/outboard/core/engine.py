@@ -251,7 +251,7 @@ class Engine:
         )
         if f.nbytes > self.memory.size:
             need = f"{f.nbytes} bytes of frame memory are needed, the server has {self.memory.size} in all"
-            self._refuse_new(frame, "memory_full", need + "; raise [limits] frame_memory", None)
+            self._refuse_new(frame, "frame_too_large", need + "; raise [limits] frame_memory", None)
             return
         if not self._may_ever_run(network):
             why = (

@@ -10,6 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outboard.telemetry import metrics
 
 UNMATCHED = "unmatched"
+#: Of requests that were not let in: a page elsewhere, an unknown name, no key.
+REFUSED = "refused"
 
 
 class Counted:

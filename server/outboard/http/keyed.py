@@ -14,9 +14,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from outboard.http.counted import REFUSED
 from outboard.http.problems import respond_at
 from outboard.keys.store import Keyring
 from outboard.problems import Problem
+from outboard.telemetry import metrics
 
 #: What tells nothing but that the server is there, for those who watch it.
 OPEN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
@@ -43,6 +45,7 @@ class Keyed:
         if problem is None:
             await self._app(scope, receive, send)
             return
+        metrics.request(REFUSED, problem.status, 0.0)
         response = self._respond(scope, problem)
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).send_denial_response(response)

@@ -16,9 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from outboard.http.counted import REFUSED
 from outboard.http.problems import respond_at
 from outboard.problems import Problem
 from outboard.settings import Settings
+from outboard.telemetry import metrics
 
 _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:@/\s]+))(:\d*)?")
 
@@ -38,7 +40,9 @@ class OwnPagesOnly:
         problem = None if scope["type"] == "lifespan" else self._problem(dict(scope["headers"]))
         if problem is None:
             await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return
+        metrics.request(REFUSED, problem.status, 0.0)
+        if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).send_denial_response(respond_at(scope["path"], problem))
         else:
             await respond_at(scope["path"], problem)(scope, receive, send)

@@ -22,6 +22,9 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
         raise Problem("body_too_large", f"the body has more than {limit} bytes once it is decompressed; set [limits] body to take more")
     if not worker.eof:
         raise Problem("bad_input", f"the {encoding} body ends too early")
+    if worker.unused_data:
+        more = len(worker.unused_data)
+        raise Problem("bad_input", f"{more} bytes follow the {encoding} body's end; expected one member, compressed as a whole")
     return plain
 
 

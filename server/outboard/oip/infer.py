@@ -151,7 +151,8 @@ class Inferer:
                     if len(under_way) >= FRAMES_AT_ONCE:
                         outcomes.append(await under_way[0])
                         under_way.popleft()
-                    patient = first >= FRAMES_AT_ONCE * FRAME_ROWS  # due when it has waited for long, however soon the request's deadline is
+                    # Later ones are due when they have waited for long, however soon the request's own deadline is.
+                    patient = first >= FRAMES_AT_ONCE * FRAME_ROWS
                     under_way.append(submit(first, min(FRAME_ROWS, rows - first), inf if patient else deadline))
                 return outcomes + await all_of(under_way)
         except TimeoutError as e:
