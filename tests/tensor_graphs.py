@@ -55,6 +55,13 @@ def same(datatype: str, axes: list[int | str] | None = None) -> bytes:
     return graph([helper.make_node("Identity", ["x"], ["y"])], [("x", kind, shape)], [("y", kind, shape)])
 
 
+def row_sums() -> bytes:
+    """`y` [n, 1] of FP32 `x` [n, width]."""
+    node = helper.make_node("ReduceSum", ["x", "one"], ["y"])
+    kind = TensorProto.FLOAT
+    return graph([node], [("x", kind, ["n", "width"])], [("y", kind, ["n", 1])], {"one": np.array([1], np.int64)})
+
+
 def add_and_subtract(rows: int | str = "n") -> bytes:
     """Triton's example: OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, INT32 [n, 16]."""
     nodes = [helper.make_node(op, ["INPUT0", "INPUT1"], [out]) for op, out in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))]

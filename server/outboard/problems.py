@@ -31,6 +31,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "body_too_large": (413, "The body is larger than the server accepts"),
     "image_too_large": (413, "The image has more pixels than the server accepts"),
     "frame_too_large": (413, "The input needs more frame memory than the server has"),
+    "answer_too_large": (413, "The answer would be larger than the server gives"),
     "too_many_images": (413, "More images in one request than the server accepts"),
     "not_an_image": (415, "The body is not an image that the server reads"),
     "unsupported_media_type": (415, "The content type is not one that this route takes"),

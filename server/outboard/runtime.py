@@ -40,6 +40,8 @@ from outboard.telemetry.statistics import ModelStatistics
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+#: A row's outputs, or why there are none.
+Answer = dict[str, np.ndarray] | Problem
 
 #: By the setting `devices.spill_over`. A simulated card computes on this very CPU, which would only take cores from it.
 SPILL_BESIDE = {"auto": ("gpu",), "on": ("gpu", "sim"), "off": ()}
@@ -49,6 +51,10 @@ COMPILED = "torch compiled"
 EXIT_NO_DEVICE = 3
 #: A tensor of so many bytes is copied into the slab by the loop itself: handing it to a thread takes longer.
 FILL_HERE = 2 << 20
+#: Answers of a batch of more elements than this are copied out by a thread: the loop would do nothing else for a millisecond or more.
+READ_HERE = 1 << 20
+#: Seconds to copy a byte of a tensor into the slab, pages that are touched for the first time included.
+COPY_SECONDS = 0.5e-9
 #: A JPEG for a device's decoder of so many bytes is copied by the loop itself: 0.1 ms.
 COPY_HERE = 256 << 10
 #: A card that is back on the bus need not work: after a fatal error the driver refuses every process until its module is loaded anew.
@@ -199,7 +205,7 @@ class Runtime:
         self._timer_at = float("inf")
         self._acting = False
         self._closing = False
-        self._answers: list[dict[str, np.ndarray] | Problem] = []  #: of the batch that is just ending
+        self._answers: list[Answer] = []  #: of the batch that is just ending
         self._seconds = 0.0
         self._decoding = 0.0  #: of its decoding on the device
 
@@ -405,7 +411,7 @@ class Runtime:
             shape=shape,
             rows=rows,
             deadline=deadline,
-            fill_cost=self.fill_costs.expected(kind, len(body)) if body is not None else 0.0,
+            fill_cost=COPY_SECONDS * rows * row_bytes if row_bytes else self.fill_costs.expected(kind, len(body or b"")),
             digest=digest,
             row_bytes=row_bytes,
             layout=layout,
@@ -414,6 +420,11 @@ class Runtime:
         )
         self._act()
         return future
+
+    def check_in_time(self, network: str, rows: int, deadline: float) -> None:
+        """Raises Problem overloaded where so many rows that are submitted now would be answered after their deadline."""
+        if late := self.engine.late(self.now(), network, rows, deadline):
+            raise Problem("overloaded", late[0], retry_after=late[1])
 
     def _left(self, frame: int) -> None:
         if frame in self._tickets:
@@ -468,23 +479,12 @@ class Runtime:
         match message:
             case protocol.Done():
                 batch = self._running(worker, message)
-                if batch is not None:
-                    self._answers = self._read(worker, message, batch.network, len(batch.rows))
-                    if self.devices[device].kind in ("gpu", "sim"):
-                        metrics.link(device, "h2d", message.uploaded)
-                        metrics.link(device, "d2h", sum(a.nbytes for row in self._answers if isinstance(row, dict) for a in row.values()))
-                    self._seconds = message.took.seconds
-                    self.networks[batch.network].statistics.executed(len(batch.rows), message.took.seconds)
-                if message.recompilations and batch is not None:
-                    metrics.recompiled(device, _model_of(batch.network), message.recompilations)
-                worker.freed.append(message.batch)
-                took = message.took
-                seconds = took.seconds if self.engine.devices[device].parallel else took.own
-                self._decoding = message.decoding
-                self.engine.decoded(now, device, generation, message.batch, message.decoding)
-                if batch is not None:
-                    metrics.predicted(device, batch.network.rpartition("@")[0], batch.cost, seconds)
-                self.engine.batch_done(now, device, generation, message.batch, seconds, took.idle, took.computed)
+                if batch is not None and sum(math.prod(t.shape) for t in message.outputs) > READ_HERE:
+                    member = self.networks[batch.network]
+                    self._copier.submit(self._read_in_thread, worker, message, member, len(batch.rows))
+                    return
+                answers = self._read(worker, message, self.networks[batch.network], len(batch.rows)) if batch else []
+                self._batch_done(worker, message, answers)
             case protocol.Failed():
                 batch = self._running(worker, message)
                 about = {"device": device, "model": _model_of(batch.network) if batch else None}
@@ -505,6 +505,36 @@ class Runtime:
                 total = hello.memory_total if hello else 0
                 self.engine.device_memory(now, device, generation, total, message.memory_free, message.memory_held)
         self._act()
+
+    def _read_in_thread(self, worker: Worker, message: protocol.Done, member: Member, n: int) -> None:
+        answers = self._read(worker, message, member, n)
+        if not self._closing:
+            self._loop.call_soon_threadsafe(self._batch_read, worker, message, answers)
+
+    def _batch_read(self, worker: Worker, message: protocol.Done, answers: list[Answer]) -> None:
+        self._batch_done(worker, message, answers)
+        self._act()
+
+    def _batch_done(self, worker: Worker, message: protocol.Done, answers: list[Answer]) -> None:
+        now, device, generation = self.now(), worker.device, worker.generation
+        batch = self._running(worker, message)
+        if batch is not None:
+            self._answers = answers
+            if self.devices[device].kind in ("gpu", "sim"):
+                metrics.link(device, "h2d", message.uploaded)
+                metrics.link(device, "d2h", sum(a.nbytes for row in self._answers if isinstance(row, dict) for a in row.values()))
+            self._seconds = message.took.seconds
+            self.networks[batch.network].statistics.executed(len(batch.rows), message.took.seconds)
+        if message.recompilations and batch is not None:
+            metrics.recompiled(device, _model_of(batch.network), message.recompilations)
+        worker.freed.append(message.batch)
+        took = message.took
+        seconds = took.seconds if self.engine.devices[device].parallel else took.own
+        self._decoding = message.decoding
+        self.engine.decoded(now, device, generation, message.batch, message.decoding)
+        if batch is not None:
+            metrics.predicted(device, batch.network.rpartition("@")[0], batch.cost, seconds)
+        self.engine.batch_done(now, device, generation, message.batch, seconds, took.idle, took.computed)
 
     def _running(self, worker: Worker, message: protocol.Done | protocol.Failed) -> Batch | None:
         """The batch that a worker speaks of; None: its device has gone on without it."""
@@ -654,10 +684,10 @@ class Runtime:
             case c.Retired():
                 self.networks.pop(command.network, None)
 
-    def _read(self, worker: Worker, done: protocol.Done, network: str, n: int) -> list[dict[str, np.ndarray] | Problem]:
-        """The batch's answers, row by row: copied out, so that nothing the worker writes later can change them."""
+    def _read(self, worker: Worker, done: protocol.Done, member: Member, n: int) -> list[Answer]:
+        """The batch's answers, row by row: copied out, so that nothing the worker writes later can change them. In any thread."""
         try:
-            return _split(self.networks[network], worker.read(done.outputs), n)
+            return _split(member, worker.read(done.outputs), n)
         except Problem as e:
             return [e] * n
         except (ValueError, TypeError) as e:

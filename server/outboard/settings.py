@@ -27,8 +27,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one client may ask for. Sizes take a number of bytes or "64MiB"."""
 
     body: int = 64 * MIB  #: bytes of a request body
+    answer: int = 256 * MIB  #: bytes of the tensors in one answer of the Open Inference Protocol; as JSON each number counts for 20
     body_seconds: float = 60.0  #: for a whole body to arrive; one that takes longer has to come with `body_rate`
-    body_rate: int = 10_000  #: bytes a second, on the average
+    body_rate: int = 10_000  #: bytes a second, on the average; an answer has to be taken at this rate, too
     head: int = 64 << 10  #: bytes of a request's line and headers
     headers: int = 100  #: of a request
     head_seconds: float = 10.0  #: for a request's line and headers to arrive
@@ -190,7 +191,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 def _convert(merged: dict[str, Any], where: str) -> Settings:
     try:
         for table, keys in (
-            ("limits", ("body", "message", "frame_memory", "head")),
+            ("limits", ("body", "answer", "message", "frame_memory", "head")),
             ("streams", ("window_bytes", "kept_bytes")),
             ("devices", ("headroom",)),
         ):

@@ -30,6 +30,7 @@ def repository(folder: Path) -> Path:
     for datatype in SAMPLES:
         tensors.write(folder, f"same_{datatype.lower()}", tensors.same(datatype))
     tensors.write(folder, "wide", tensors.same("FP32", ["n", "width"]))
+    tensors.write(folder, "row_sums", tensors.row_sums())
     tensors.write(folder, "simple", tensors.add_and_subtract())
     tensors.write(folder, "fixed4", tensors.add_and_subtract(4))
     tensors.write(folder, "mixed", tensors.mixed())
@@ -60,7 +61,7 @@ class OipServer:
 
 
 @contextmanager
-def oip_serving(models: Path, *flags: str, shared_memory: bool = True) -> Iterator[OipServer]:
-    env = {"OUTBOARD_OIP_SHARED_MEMORY": "true"} if shared_memory else {}
+def oip_serving(models: Path, *flags: str, shared_memory: bool = True, env: dict[str, str] | None = None) -> Iterator[OipServer]:
+    env = ({"OUTBOARD_OIP_SHARED_MEMORY": "true"} if shared_memory else {}) | (env or {})
     with serving(models, "--device", "cpu", "--grpc-port", "0", *flags, env=env) as server:
         yield OipServer(server)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import socket
 import struct
 import threading
 import time
@@ -115,6 +116,23 @@ def test_unknown_paths_and_methods_answer_in_the_protocols_form(oip: OipServer) 
     assert "/v2/nowhere" in refused(oip.server.client.get("/v2/nowhere"), 404)
     assert "POST" in refused(oip.server.client.get("/v2/models/simple/infer"), 405)
     assert "PUT" in refused(oip.server.client.put("/v2/models/simple"), 405)
+
+
+def test_a_head_says_how_long_the_answer_would_be(oip: OipServer) -> None:
+    whole, head = (oip.server.client.request(method, "/v2") for method in ("GET", "HEAD"))
+    assert head.status_code == 200 and head.content == b"" and head.headers["content-length"] == whole.headers["content-length"] != "0"
+
+
+def test_what_is_refused_before_it_is_read_is_told_in_the_protocols_form(oip: OipServer) -> None:
+    host, port = oip.http.split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(
+            b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc"
+        )
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json\r\n" in head + b"\r\n"
+    assert list(json.loads(body)) == ["error"]
 
 
 # ---------------------------------------------------------------- every datatype

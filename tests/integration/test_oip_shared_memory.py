@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import shared_memory
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -75,6 +77,46 @@ def test_many_rows_and_one_input_in_shared_memory(client: Any, triton: ModuleTyp
         given = triton.InferInput("x", x.shape, "FP32")
         given.set_shared_memory("r", x.nbytes)
         assert np.array_equal(client.infer("same_fp32", [given]).as_numpy("y"), x)
+
+
+def test_many_rows_and_several_inputs_in_shared_memory(client: Any, triton: ModuleType) -> None:
+    """Those of one frame are read, and those only: rows of the region's end, and of its middle, come where they belong."""
+    a, b = np.random.default_rng(1).integers(-1000, 1000, (2, 3000, 16), np.int32)
+    with region(2 * a.nbytes) as handle:
+        shm.set_shared_memory_region(handle, [a, b])
+        client.register_system_shared_memory("r", handle._shm_key, 2 * a.nbytes)
+        inputs = [triton.InferInput(f"INPUT{i}", a.shape, "INT32") for i in (0, 1)]
+        for i, given in enumerate(inputs):
+            given.set_shared_memory("r", a.nbytes, offset=i * a.nbytes)
+        found = client.infer("simple", inputs)
+        assert np.array_equal(found.as_numpy("OUTPUT0"), a + b) and np.array_equal(found.as_numpy("OUTPUT1"), a - b)
+
+
+def test_a_region_of_many_rows_takes_no_memory_of_the_server(oip: OipServer) -> None:
+    """Of 512 MiB, of which nothing was written: each frame read them all once more, while three frames were on their way."""
+    rows, width = 4096, 32 << 10
+    key = f"/outboard_test_{os.getpid()}_sparse"
+    with tritonclient.http.InferenceServerClient(oip.http, network_timeout=60) as http, region(rows * width * 4, key):
+        http.register_system_shared_memory("r", key, rows * width * 4)
+        given = tritonclient.http.InferInput("x", [rows, width], "FP32")
+        given.set_shared_memory("r", rows * width * 4)
+        front = psutil.Process(oip.server.process.pid)
+        before, peak, over = front.memory_full_info().uss, 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal peak
+            while not over.wait(0.01):
+                peak = max(peak, front.memory_full_info().uss)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        try:
+            assert http.infer("row_sums", [given]).as_numpy("y").shape == (rows, 1)
+        finally:
+            over.set()
+            watching.join()
+        http.unregister_system_shared_memory()
+    assert peak - before < 100 << 20, f"{(peak - before) >> 20} MiB"
 
 
 def test_strings_in_shared_memory(client: Any, triton: ModuleType) -> None:

@@ -188,6 +188,29 @@ def test_a_frame_that_cannot_be_done_in_time_is_refused_before_any_work() -> Non
     assert refusal.retry_after is not None and "11 ms" in refusal.detail
 
 
+def test_what_is_due_later_is_not_before_it() -> None:
+    """600 rows for minutes wait, a second and more of work; a frame that is due in 100 ms goes first, and is not refused for them."""
+    kit = Kit(Network("m", max_rows=8), Network("n", max_rows=8))
+    kit.up("cpu")
+    kit.frame("n", rows=100, allowed=300)
+    kit.admit("n", rows=500, allowed=300)
+    assert kit.end(kit.admit("n", allowed=0.1)) == ""
+    urgent = kit.frame(allowed=0.1)
+    kit.done(kit.all(c.Dispatch)[0])
+    kit.done(kit.last(c.Dispatch))
+    assert kit.end(urgent) == "answered by cpu"
+    assert kit.end(kit.admit(rows=60, allowed=0.1)) == "overloaded"  # its own rows take longer
+    assert kit.end(kit.admit("n", rows=8, allowed=1.0)) == ""
+
+
+def test_rows_that_keep_a_device_busy_for_a_while_are_known() -> None:
+    kit = Kit(Network("m", max_rows=8))
+    assert kit.engine.rows_within("m", 0.1) == 0
+    kit.up("cpu")
+    assert kit.engine.rows_within("m", 0.09) == 40  # five batches of 8 rows in 18 ms
+    assert kit.engine.rows_within("m", 0.001) == 8  # a full batch
+
+
 def test_no_frame_is_admitted_for_a_model_that_nothing_can_run() -> None:
     kit = Kit()
     assert kit.end(kit.admit()) == "model_not_ready"

@@ -36,7 +36,8 @@ Every path that touches a frame later must look at `finished` first, and memory 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any
@@ -54,7 +55,7 @@ from outboard.core.live import LiveStreams, most_rows, room
 from outboard.core.memory import Allocator, OutOfSlab
 from outboard.core.pipeline import Pipeline
 from outboard.core.ready import ReadyQueue
-from outboard.core.state import ANYBODY, LIVE, Batch, Device, Frame, Jpeg, Layout, Network, OnDevice, Sender, Shape
+from outboard.core.state import ANYBODY, LIVE, PATIENCE, Batch, Device, Frame, Jpeg, Layout, Network, OnDevice, Sender, Shape
 from outboard.core.timers import Timers
 
 ISOLATION = "isolation"
@@ -262,13 +263,8 @@ class Engine:
             return
         place = sum(older.rows for older in self._live.undecoded(sender.live)) if sender.live else 0
         # A live frame that takes the place of one that was admitted adds nothing: refused, it would leave the older one to be answered.
-        if place < rows and now + (wait := self.estimate(network, rows, fill_cost, jpeg)) > deadline:
-            late = now + wait - deadline
-            detail = (
-                f"the work before it takes about {wait * 1e3:.0f} ms, its deadline is in {(deadline - now) * 1e3:.0f} ms; "
-                "send less, or allow more time"
-            )
-            self._refuse_new(frame, "overloaded", detail, max(late, 0.1))
+        if place < rows and (late := self.late(now, network, rows, deadline, fill_cost, jpeg)):
+            self._refuse_new(frame, "overloaded", *late)
             return
         self.frames[frame] = f
         entry.frames += 1
@@ -330,8 +326,24 @@ class Engine:
             self._refuse(now, f, "client_left", "the client closed the connection")
             self._pump(now)
 
-    def estimate(self, network: str, rows: int, fill_cost: float = 0.0, jpeg: Jpeg | None = None) -> float:
-        """Expected seconds until a frame that arrives now is answered: the decode and device work before it, then its own."""
+    def late(
+        self, now: float, network: str, rows: int, deadline: float, fill_cost: float = 0.0, jpeg: Jpeg | None = None
+    ) -> tuple[str, float] | None:
+        """Where so many rows that arrive now would be answered after their deadline: why, and the seconds after which they would not."""
+        wait = self.estimate(network, rows, fill_cost, jpeg)
+        if now + wait <= deadline:
+            return None
+        wait = self.estimate(network, rows, fill_cost, jpeg, due=min(deadline, now + PATIENCE))  # looks at each frame, so it comes second
+        if now + wait <= deadline:
+            return None
+        allowed = deadline - now
+        when = f"its deadline is in {allowed * 1e3:.0f} ms" if allowed > 0 else f"its deadline was {-allowed * 1e3:.0f} ms ago"
+        detail = f"the work before it and its own take about {wait * 1e3:.0f} ms, {when}; send less, or allow more time"
+        return detail, max(wait - allowed, 0.1)
+
+    def estimate(self, network: str, rows: int, fill_cost: float = 0.0, jpeg: Jpeg | None = None, due: float = inf) -> float:
+        """Expected seconds until a frame that arrives now is answered: the decode and device work before it, then its own. Rows that are
+        due after `due` are not before it."""
         own = self._home(network)
         here = self._decoder(network) if jpeg else None
         there = here[1].seconds(jpeg.pixels) if jpeg and here else 0.0
@@ -339,12 +351,21 @@ class Engine:
         if not own:
             return decode  # nothing is known yet: admitted, and bounded by its deadline
         work = self._work(own, network, rows)
-        for other, waiting in self._waiting_rows():
+        for other, waiting in self._waiting_rows(due):
             if waiting and (home := self._home(other)) and home[0] is own[0]:
                 work += self._work(home, other, waiting)
         if not decode:  # the devices are what limits, and of what waits for them some will have been given up
             work = max(self._work(own, network, rows), work - self._full_batch(own[0], network))
         return decode + work / len(own)
+
+    def rows_within(self, network: str, seconds: float) -> int:
+        """Rows that the devices which answer this network run in about so long, at least a full batch of each; 0: it is not known."""
+        home = self._home(network)
+        if not home:
+            return 0
+        cap = self._cap(home[0], network)
+        each = self._work(home, network, 4 * cap) / (4 * cap)
+        return max(cap, int(seconds / each)) * len(home) if each else 0
 
     def _full_batch(self, device: Device, network: str) -> float:
         """Seconds."""
@@ -362,10 +383,17 @@ class Engine:
             return self._interval(device, network, cap) * rows / cap
         return entry.costs.expected(cap) * rows / cap / (device.slots if rows > cap else 1)
 
-    def _waiting_rows(self) -> Iterable[tuple[str, int]]:
-        yield from self._unfilled.items()
+    def _waiting_rows(self, due: float = inf) -> Iterable[tuple[str, int]]:
+        """Rows that wait, by network, those left out that are due later."""
+        unfilled: Mapping[str, int] = self._unfilled
+        if due < inf:
+            unfilled = counted = Counter[str]()
+            for f in self.frames.values():
+                if not f.filled and not f.finished and f.due <= due:
+                    counted[f.network] += f.rows
+        yield from unfilled.items()
         for queue in self._queues.values():
-            yield queue.network, len(queue)
+            yield queue.network, len(queue) if due == inf else sum(len(f.queued) for f in queue.frames() if f.due <= due)
 
     def _may_ever_run(self, network: str) -> bool:
         """Some device has it ready or may have it soon."""

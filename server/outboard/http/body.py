@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from python_multipart.exceptions import FormParserError
@@ -28,20 +26,34 @@ class Submission:
     fields: dict[str, str] = field(default_factory=dict)
 
 
-@contextmanager
-def reserved(runtime: Runtime) -> Iterator[list[int]]:
-    """Accounts the body's bytes while the request lives: append to the list, and the sum is given back at the end."""
-    taken: list[int] = []
-    try:
-        yield taken
-    finally:
-        runtime.body_bytes -= sum(taken)
+class Held:
+    """Bytes that a request holds, of its body or of its answer: accounted for until it ends, or gives them back."""
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+        self._nbytes = 0
+
+    def take(self, nbytes: int) -> None:
+        """Account for so many more. Raises Problem memory_full."""
+        if self._runtime.body_bytes + nbytes > self._runtime.slab.size:
+            raise Problem("memory_full", "the bodies and answers of the requests in progress fill the frame memory", retry_after=1.0)
+        self._runtime.body_bytes += nbytes
+        self._nbytes += nbytes
+
+    def give_back(self) -> None:
+        self._runtime.body_bytes -= self._nbytes
+        self._nbytes = 0
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
 
 
-async def read(headers: Headers, receive: Receive, runtime: Runtime, taken: list[int]) -> bytes:
-    """The whole body. Counted as it comes, whatever Content-Length says (H01); http/connection.py ends those that do not come. Raises
-    Problem."""
-    limit = runtime.settings.limits.body
+async def read(headers: Headers, receive: Receive, limit: int, held: Held) -> bytes:
+    """The whole body, of at most `limit` bytes. Counted as it comes, whatever Content-Length says (H01); http/connection.py ends those that
+    do not come. Raises Problem."""
     declared = headers.get("content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)
@@ -58,17 +70,9 @@ async def read(headers: Headers, receive: Receive, runtime: Runtime, taken: list
             total += len(chunk)
             if total > limit:
                 raise _too_large(total, limit)
-            take(runtime, taken, len(chunk))
+            held.take(len(chunk))
             chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def take(runtime: Runtime, taken: list[int], nbytes: int) -> None:
-    """Account for so many more bytes. Raises Problem memory_full."""
-    if runtime.body_bytes + nbytes > runtime.slab.size:
-        raise Problem("memory_full", "the bodies of the requests in progress fill the frame memory", retry_after=1.0)
-    runtime.body_bytes += nbytes
-    taken.append(nbytes)
 
 
 def _too_large(nbytes: int, limit: int) -> Problem:

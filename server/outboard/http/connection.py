@@ -3,13 +3,17 @@
 uvicorn waits for ever for a head or a body that has begun, and reads heads of any length. Here a head has `limits.head_seconds`,
 `limits.head` bytes and `limits.headers` headers, and a body has to be complete after `limits.body_seconds` or come with
 `limits.body_rate` bytes a second; what breaks that is answered here (408, 431) without asking the application. A request is timed only
-when it does not arrive whole in one read, so those that do pay nothing for it.
+when it does not arrive whole in one read, so those that do pay nothing for it. An answer has to be taken at that rate, too: whoever does
+not read what he asked for is cut off, or the server would hold it for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import sys
+import termios
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -17,9 +21,10 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from outboard.http.problems import respond
+from outboard.http.problems import respond_at
 from outboard.problems import Problem
 from outboard.settings import Limits
+from outboard.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +49,7 @@ class Connection(HttpToolsProtocol):
         self._body_began = 0.0
         self.body_bytes = 0  #: of the open body; counted by who overrides `on_body`
         self._answering: RequestResponseCycle | None = None  #: the request that the application is at, or was last
+        self._unread: asyncio.TimerHandle | None = None  #: while the client does not take what is sent
         self._plain: bytes | None = None  #: the head of a request that asks for an upgrade which there is not, without asking
 
     # ---------------------------------------------------------------- reading
@@ -54,6 +60,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_watching()
         if self._answering is not None:  # uvicorn tells the latest of several requests in a row, which need not be the one at work
             self._answering.disconnected = True
             self._answering.message_event.set()
@@ -186,6 +193,47 @@ class Connection(HttpToolsProtocol):
             )
         )
 
+    # ---------------------------------------------------------------- what is not read
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None and not self.endless:  # a stream's outcomes are bounded by its window
+            self._watch(self._untaken())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_watching()
+
+    def _untaken(self) -> int:
+        """Bytes that wait here and in the kernel, which takes megabytes and tells of room when a third of them has left."""
+        queued = bytearray(4)
+        try:
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        except OSError:
+            pass
+        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
+
+    def _watch(self, left: int) -> None:
+        self._unread = self.loop.call_later(self.limits.body_seconds, self._unread_due, left)
+
+    def _stop_watching(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _unread_due(self, before: int) -> None:
+        left = self._untaken()
+        if before - left >= self.limits.body_rate * self.limits.body_seconds:
+            self._watch(left)
+            return
+        self._unread = None
+        metrics.unread.inc()
+        log.info(
+            "%s took %d bytes of its answer in %g s, and %d wait: cut off",
+            self.client[0] if self.client else "a client", before - left, self.limits.body_seconds, left,
+        )  # fmt: skip
+        self.transport.abort()
+
     # ---------------------------------------------------------------- refusing
 
     def _too_long(self) -> Problem:
@@ -207,7 +255,8 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             return
         self._refused = True
-        answer = respond(problem)
+        path = (self.scope.get("path") or self.url.decode("latin-1")) if self.scope else ""
+        answer = respond_at(path, problem)
         lines = [name + b": " + value for name, value in [*self.server_state.default_headers, *answer.raw_headers]]
         self.transport.write(STATUS_LINE[problem.status] + b"\r\n".join([*lines, b"connection: close", b"", b""]) + bytes(answer.body))
         self.transport.write_eof()

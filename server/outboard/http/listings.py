@@ -192,8 +192,8 @@ def router(runtime: Runtime, registry: Registry) -> APIRouter:
 
     @routes.post("/v1/devices/{device}/fault", tags=["devices"], summary="Play a fault on a simulated device", openapi_extra=_FAULT_DOCS)
     async def fault(device: DeviceId, request: Request) -> Response:
-        with bodies.reserved(runtime) as taken:
-            body = await bodies.read(request.headers, request.receive, runtime, taken)
+        with bodies.Held(runtime) as held:
+            body = await bodies.read(request.headers, request.receive, runtime.settings.limits.body, held)
         try:
             asked = msgspec.json.decode(body, type=_Fault)
         except msgspec.MsgspecError as e:

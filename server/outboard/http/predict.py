@@ -85,8 +85,8 @@ class PredictRoute:
         model = model_of(scope["path"])
         self._registry.serving(model)  # refused before a byte of the body is read
         wanted = accepted(headers.get("accept"))
-        with bodies.reserved(runtime) as taken:
-            raw = await bodies.read(headers, receive, runtime, taken)
+        with bodies.Held(runtime) as held:
+            raw = await bodies.read(headers, receive, limits.body, held)
             found = bodies.submission(headers.get("content-type"), raw, scope["path"], limits.images)
             given = found.fields
             if scope["query_string"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Sequence
 
 from outboard.problems import Problem
 
@@ -37,5 +38,7 @@ def asked_for(accept: str | None) -> str:
     return accept if accept in ENCODINGS else ""
 
 
-def compress(body: bytes, encoding: str) -> bytes:
+def compress(pieces: Sequence[bytes | memoryview], encoding: str) -> bytes:
+    """One body of them."""
+    body = b"".join(pieces)
     return gzip.compress(body, 1) if encoding == "gzip" else zlib.compress(body, 1)

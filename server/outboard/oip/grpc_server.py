@@ -21,9 +21,11 @@ from outboard.oip import open_inference_pb2 as pb
 from outboard.oip import open_inference_pb2_grpc as stubs
 from outboard.oip.grpc_status import code_of
 from outboard.oip.grpc_traced import Traced
+from outboard.oip.outputs import costly
 from outboard.oip.service import Service
 from outboard.oip.shared_memory import CUDA_REFUSED
 from outboard.problems import Problem, mistake
+from outboard.telemetry import metrics
 
 if TYPE_CHECKING:
     from outboard.telemetry.spans import Spans
@@ -64,23 +66,23 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
     # ---------------------------------------------------------------- inference
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        work = self._traced.infer(self._infer(request, context), context, "ModelInfer", request.model_name)
+        held = bodies.Held(self._runtime)
+        context.add_done_callback(lambda _: held.give_back())
+        work = self._traced.infer(self._infer(request, context, held), context, "ModelInfer", request.model_name)
         return await _answer(context, work)
 
-    async def ModelStreamInfer(
-        self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
-    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async def ModelStreamInfer(self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
         """One response for each request, in the order of the requests, which run side by side."""
-        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(STREAM_WINDOW)
-        under_way: set[asyncio.Task[Any]] = set()
+        answers: asyncio.Queue[tuple[asyncio.Task[pb.ModelStreamInferResponse], bodies.Held] | None] = asyncio.Queue(STREAM_WINDOW)
+        under_way: dict[asyncio.Task[Any], bodies.Held] = {}
 
         async def read() -> None:
             try:
                 async for request in request_iterator:
-                    task = asyncio.ensure_future(self._infer_in_stream(request, context))
-                    under_way.add(task)
-                    task.add_done_callback(under_way.discard)
-                    await answers.put(task)
+                    held = bodies.Held(self._runtime)
+                    task = asyncio.ensure_future(self._infer_in_stream(request, context, held))
+                    under_way[task] = held
+                    await answers.put((task, held))
             except asyncio.CancelledError:
                 raise  # nobody listens any more, and the queue may be full
             except BaseException:
@@ -89,18 +91,29 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
             await answers.put(None)
 
         reader = asyncio.ensure_future(read())
+        patience = self._runtime.settings.limits.body_seconds
         try:
             while (answer := await answers.get()) is not None:
-                yield await answer
+                task, held = answer
+                response = await task
+                async with asyncio.timeout(patience):
+                    await context.write(response)
+                held.give_back()
+                del under_way[task], task, response, answer
             await reader
+        except TimeoutError:
+            metrics.unread.inc()
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"an answer was not read within {patience:g} s; read them as they come")
         finally:
             reader.cancel()
-            for task in list(under_way):
+            for task, held in under_way.items():
                 task.cancel()
+                held.give_back()
 
-    async def _infer_in_stream(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelStreamInferResponse:
+    async def _infer_in_stream(self, request: pb.ModelInferRequest, context: Context, held: bodies.Held) -> pb.ModelStreamInferResponse:
         try:
-            response = await self._traced.infer(self._infer(request, context), context, "ModelStreamInfer", request.model_name)
+            work = self._infer(request, context, held)
+            response = await self._traced.infer(work, context, "ModelStreamInfer", request.model_name)
         except Problem as e:
             failed = pb.ModelInferResponse(model_name=request.model_name, model_version=request.model_version, id=request.id)
             return pb.ModelStreamInferResponse(error_message=e.detail, infer_response=failed)
@@ -110,20 +123,24 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
         response.parameters[messages.FINAL_RESPONSE].bool_param = True
         return pb.ModelStreamInferResponse(infer_response=response)
 
-    async def _infer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+    async def _infer(self, message: pb.ModelInferRequest, context: Context, held: bodies.Held) -> pb.ModelInferResponse:
+        """`held`: the answer's bytes are accounted for there."""
         arrived = self._runtime.now()
         limit = self._runtime.settings.limits.requests
         if self._in_progress >= limit:
             raise Problem("overloaded", f"{limit} requests are in progress, no more are taken", retry_after=1.0)
         self._in_progress += 1
         try:
-            with bodies.reserved(self._runtime) as taken:
-                bodies.take(self._runtime, taken, message.ByteSize())
+            with bodies.Held(self._runtime) as sent:
+                sent.take(message.ByteSize())
                 request = messages.request_of(message, self._service.regions, _peer(context))
                 left = context.time_remaining()
                 if left is not None:
                     request.seconds = min(max(left, 1e-3), request.seconds or left)
-                known, result = await self._service.inferer.infer(message.model_name, message.model_version, request, arrived)
+                inferer = self._service.inferer
+                known, result = await inferer.infer(message.model_name, message.model_version, request, arrived, held.take)
+                if any(costly(wanted, array) for wanted, array in result.outputs):
+                    return await self._runtime.in_thread(messages.response_of, known, request, result)
                 return messages.response_of(known, request, result)
         finally:
             self._in_progress -= 1

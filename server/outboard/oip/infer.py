@@ -13,7 +13,16 @@ import numpy as np
 
 from outboard import tasks
 from outboard.devices.protocol import Slot
-from outboard.devices.rows import BYTES, lay_out, pack, room_for, spans
+from outboard.devices.rows import BYTES, lay_out, room_for, spans
+from outboard.oip.outputs import (
+    MANY_BYTES,
+    MANY_ELEMENTS,
+    Collector,
+    least_bytes,
+    refuse_larger,
+    refuse_many_strings,
+    with_classes,
+)
 from outboard.oip.request import InferRequest, InferResult, InputTensor, Source, WantedOutput
 from outboard.oip.signature import ANSWER, DTYPES, IMAGE, Signature, TensorSpec, signature
 from outboard.predictor import Predictor
@@ -22,19 +31,25 @@ from outboard.problems import Problem
 from outboard.registry import Registry, Version
 from outboard.runtime import Outcome, Runtime, all_of
 
-#: Rows of one frame in the engine; a request that carries more becomes several frames.
-FRAME_ROWS = 1024
+#: Of one frame in the engine, at most so many rows, of so many bytes, that keep the devices busy for so long; a request that carries more
+#: becomes several frames.
+FRAME_ROWS, FRAME_BYTES, FRAME_SECONDS = 1024, 32 << 20, 0.02
 #: Of so many at once: enough to keep every slot of a device busy.
 FRAMES_AT_ONCE = 3
+#: So many rows of a request are as urgent as it says; beyond, a model beside it would wait for seconds.
+URGENT_ROWS = FRAMES_AT_ONCE * FRAME_ROWS
 #: Rows of one request. Each costs the engine some 50 us whatever it holds, and other models' rows wait meanwhile: rows of no bytes at all,
 #: ten thousand million of them, fit a request of 90 bytes.
 MAX_ROWS = 64 * FRAME_ROWS
-#: Strings that the classification extension gives for one output; from so many elements on a thread makes them.
-MAX_CLASS_STRINGS, IN_THREAD = 100_000, 20_000
+#: Of shared memory that are copied twice, as the rows of several inputs are, so many at a time.
+COPY_BYTES = 1 << 20
 #: Shapes of rows whose layout is kept for each model.
 LAYOUTS_KEPT = 256
 
 _encode = msgspec.json.Encoder().encode
+
+#: Takes a number of bytes. Raises Problem memory_full.
+Account = Callable[[int], None]
 
 
 class Inferer:
@@ -66,8 +81,10 @@ class Inferer:
             )
         return found
 
-    async def infer(self, model: str, version: str, request: InferRequest, arrived: float) -> tuple[Signature, InferResult]:
-        """`arrived` in the loop's seconds. Raises Problem."""
+    async def infer(
+        self, model: str, version: str, request: InferRequest, arrived: float, account: Account
+    ) -> tuple[Signature, InferResult]:
+        """`arrived` in the loop's seconds. `account` is told of bytes that are held until the answer has left. Raises Problem."""
         self.serving(model, version)
         limit = self.runtime.settings.limits.deadline
         deadline = arrived + min(limit, request.seconds or limit)
@@ -75,26 +92,20 @@ class Inferer:
             known = self.signature(serving)
             wanted = _wanted(known, request)
             if known.pictures:
-                result = await self._pictures(serving, known, request, wanted, deadline)
+                result = await self._pictures(serving, known, request, wanted, deadline, account)
             else:
-                result = await self._tensors(known, request, wanted, deadline)
+                result = await self._tensors(known, request, wanted, deadline, account)
         result.outputs = [await self._classified(known, w, array) if w.classes else (w, array) for w, array in result.outputs]
         return known, result
 
     async def _classified(self, known: Signature, wanted: WantedOutput, array: np.ndarray) -> tuple[WantedOutput, np.ndarray]:
         rows = len(array) if known.batched else 1
-        strings = rows * min(wanted.classes, array.size // max(rows, 1))
-        if strings > MAX_CLASS_STRINGS:
-            raise Problem(
-                "bad_option",
-                f"output {wanted.name!r}: {wanted.classes} classes of {rows} rows are {strings} strings, at most {MAX_CLASS_STRINGS} are "
-                "given; ask for fewer classes, or send fewer rows at once",
-            )
-        if array.size < IN_THREAD:
-            return _with_classes(known, wanted, array)
-        return await self.runtime.in_thread(_with_classes, known, wanted, array)
+        refuse_many_strings(known, [wanted], rows, array.size // max(rows, 1))
+        if array.size < MANY_ELEMENTS:
+            return with_classes(known, wanted, array)
+        return await self.runtime.in_thread(with_classes, known, wanted, array)
 
-    async def _strings(self, tensor: InputTensor) -> memoryview:
+    async def _strings(self, tensor: InputTensor, account: Account) -> memoryview:
         """The packed strings of a BYTES input, out of shared memory into memory of our own. Raises Problem."""
         if isinstance(tensor.data, memoryview):
             return tensor.data
@@ -105,15 +116,21 @@ class Inferer:
                 f"input {tensor.name!r} has {tensor.data.nbytes} bytes in shared memory, at most {limit} are taken as strings; say in "
                 "shared_memory_byte_size how many they are, or set [limits] body to take more",
             )
+        account(tensor.data.nbytes)
         if tensor.data.nbytes < 1 << 20:
             return _copied(tensor.data)
         return await self.runtime.in_thread(_copied, tensor.data)
 
     # ---------------------------------------------------------------- tensors
 
-    async def _tensors(self, known: Signature, request: InferRequest, wanted: list[WantedOutput], deadline: float) -> InferResult:
+    async def _tensors(
+        self, known: Signature, request: InferRequest, wanted: list[WantedOutput], deadline: float, account: Account
+    ) -> InferResult:
         given, rows = _checked(known, request.inputs)
-        strings = {t.name: _rows_of_strings(t, await self._strings(t), rows) for t in given if t.datatype == "BYTES"}
+        limit, answer_bytes = self.runtime.settings.limits.answer, least_bytes(known, wanted)
+        refuse_larger(rows * answer_bytes, rows, limit)
+        refuse_many_strings(known, wanted, rows)
+        strings = {t.name: _rows_of_strings(t, await self._strings(t, account), rows) for t in given if t.datatype == "BYTES"}
         shapes = tuple([t.shape for t in given])
         layout = None if strings else known.layouts.get(shapes)
         if layout is None:
@@ -135,39 +152,74 @@ class Inferer:
                 row_bytes=row_bytes,
             )
 
-        outcomes = [await submit(0, rows, deadline)] if rows <= FRAME_ROWS else await self._in_turns(submit, rows, deadline)
-        answers = [row for outcome in outcomes for row in outcome.rows]
-        outputs = [(w, answers[0][w.name] if not known.batched else _stacked(w.name, answers)) for w in wanted]
-        return InferResult(outputs, outcomes[0].device, any(o.degraded for o in outcomes))
+        collected = Collector(wanted, known.batched, rows, limit, account)
+        part = self._rows_of_a_frame(known.network, max(row_bytes, answer_bytes))
+        if rows <= part:
+            outcomes = [await submit(0, rows, deadline)]
+            await self._collect(collected, outcomes[0])
+        else:
+            outcomes = await self._in_turns(submit, known.network, rows, part, deadline, collected)
+        return InferResult(collected.outputs(), outcomes[0].device, any(o.degraded for o in outcomes))
 
-    async def _in_turns(self, submit: Callable[[int, int, float], asyncio.Future[Outcome]], rows: int, deadline: float) -> list[Outcome]:
+    def _rows_of_a_frame(self, network: str, row_bytes: int) -> int:
+        most = max(1, min(FRAME_ROWS, FRAME_BYTES // max(row_bytes, 1)))
+        return min(most, self.runtime.engine.rows_within(network, FRAME_SECONDS) or most)
+
+    async def _collect(self, collected: Collector, outcome: Outcome) -> None:
+        """What is taken of an outcome's rows is let go of."""
+        rows, outcome.rows = outcome.rows, []
+        if collected.empty:
+            collected.expect(rows[0])
+        if len(rows) > 1 and len(rows) * sum(array.nbytes for array in rows[0].values()) > MANY_BYTES:
+            await self.runtime.in_thread(collected.add, rows)
+        else:
+            collected.add(rows)
+
+    async def _in_turns(
+        self,
+        submit: Callable[[int, int, float], asyncio.Future[Outcome]],
+        network: str,
+        rows: int,
+        part: int,
+        deadline: float,
+        collected: Collector,
+    ) -> list[Outcome]:
         """The outcomes of a request of several frames. They are ordered among others' as if a client sent one after the other: all at once
         they would be due before whatever comes meanwhile, and a model beside this one would wait for seconds."""
+        self.runtime.check_in_time(network, rows, deadline)
+        allowed = deadline - self.runtime.now()
         under_way: deque[asyncio.Future[Outcome]] = deque()
-        outcomes = []
+        outcomes: list[Outcome] = []
+
+        async def first_of_them() -> None:
+            outcomes.append(await under_way[0])
+            under_way.popleft()
+            await self._collect(collected, outcomes[-1])
+
         try:
             async with asyncio.timeout_at(deadline if deadline < inf else None):
-                for first in range(0, rows, FRAME_ROWS):
+                for first in range(0, rows, part):
                     if len(under_way) >= FRAMES_AT_ONCE:
-                        outcomes.append(await under_way[0])
-                        under_way.popleft()
-                    # Later ones are due when they have waited for long, however soon the request's own deadline is.
-                    patient = first >= FRAMES_AT_ONCE * FRAME_ROWS
-                    under_way.append(submit(first, min(FRAME_ROWS, rows - first), inf if patient else deadline))
-                return outcomes + await all_of(under_way)
+                        await first_of_them()
+                    due = self.runtime.now() + allowed if first < URGENT_ROWS else inf
+                    under_way.append(submit(first, min(part, rows - first), due))
+                while under_way:
+                    await first_of_them()
+            return outcomes
         except TimeoutError as e:
-            done = len(outcomes) * FRAME_ROWS
+            done = len(outcomes) * part
             raise Problem(
                 "deadline_missed", f"{done} of {rows} rows were answered when the deadline was over; send fewer at once, or allow more time"
             ) from e
         finally:
             for future in under_way:
-                future.cancel()
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # looked at, or the log would tell of it
 
     # ---------------------------------------------------------------- pictures
 
     async def _pictures(
-        self, version: Version, known: Signature, request: InferRequest, wanted: list[WantedOutput], deadline: float
+        self, version: Version, known: Signature, request: InferRequest, wanted: list[WantedOutput], deadline: float, account: Account
     ) -> InferResult:
         given = request.inputs
         if len(given) != 1 or given[0].name != IMAGE or given[0].datatype != "BYTES" or len(given[0].shape) not in (1, 2):
@@ -179,7 +231,10 @@ class Inferer:
         n, most = prod(given[0].shape), self.runtime.settings.limits.images
         if not 0 < n <= most:
             raise Problem("too_many_images" if n else "bad_input", f"{n} images, expected 1 to {most} in one request")
-        packed = await self._strings(given[0])
+        limit = self.runtime.settings.limits.answer
+        refuse_larger(n * least_bytes(known, wanted), n, limit)
+        refuse_many_strings(known, wanted, n)
+        packed = await self._strings(given[0], account)
         images = [bytes(packed[start:end]) for start, end in _spans(given[0], packed, n)]
         asked = PredictRequest(options=tasks.Options(), deadline=deadline)
 
@@ -190,15 +245,11 @@ class Inferer:
                 raise Problem(e.slug, f"image {index}: {e.detail}" if n > 1 else e.detail, retry_after=e.retry_after) from e
 
         answers = await all_of([asyncio.ensure_future(one(i, image)) for i, image in enumerate(images)])
-        outputs = []
-        for w in wanted:
-            if w.name == ANSWER:
-                array = np.empty(n, object)
-                array[:] = [_encode(answer) for answer, _ in answers]
-            else:
-                array = _stacked(w.name, [outcome.rows[0] for _, outcome in answers])
-            outputs.append((w, array))
-        return InferResult(outputs, answers[0][0]["device"], any(answer["degraded"] for answer, _ in answers))
+        rows = [{ANSWER: _string(_encode(answer))} | outcome.rows[0] for answer, outcome in answers]
+        collected = Collector(wanted, True, n, limit, account)
+        collected.expect(rows[0])
+        collected.add(rows)
+        return InferResult(collected.outputs(), answers[0][0]["device"], any(answer["degraded"] for answer, _ in answers))
 
 
 # -------------------------------------------------------------------- checks
@@ -252,6 +303,12 @@ def _checked(known: Signature, given: Sequence[InputTensor]) -> tuple[list[Input
 def _fits(shape: tuple[int, ...], spec: TensorSpec, batched: bool) -> bool:
     axes = shape[1:] if batched else shape
     return len(shape) == len(spec.axes) + batched and all(want in (None, got) for got, want in zip(axes, spec.axes, strict=True))
+
+
+def _string(value: bytes) -> np.ndarray:
+    array = np.empty((), object)
+    array[()] = value
+    return array
 
 
 def _copied(source: Source) -> memoryview:
@@ -332,47 +389,20 @@ def _fill(view: np.ndarray, slots: Sequence[Slot], contents: Sequence[Any], firs
         elif isinstance(content, np.ndarray):
             np.copyto(place, content[first : first + count])
         else:
-            _fill_from(place, slot, content, first, rows)
+            _fill_from(place, slot, content, first)
 
 
-def _fill_from(place: np.ndarray, slot: Slot, source: Any, first: int, rows: int) -> None:
-    if place.flags.c_contiguous and len(place) == rows:
-        source.read_into(memoryview(place.reshape(-1)))
-    else:  # several inputs, or several frames: what lies together in the region does not in the rows
-        whole = np.empty(source.nbytes, np.uint8)
-        source.read_into(memoryview(whole))
-        np.copyto(place, whole.reshape(rows, -1)[first : first + len(place)])
+def _fill_from(place: np.ndarray, slot: Slot, source: Source, first: int) -> None:
+    """Rows `first` … of a source of rows that lie side by side."""
+    at = first * slot.nbytes
+    if place.flags.c_contiguous:
+        source.read_into(memoryview(place.reshape(-1)), at)
+    else:  # several inputs: what lies together there does not here
+        step = max(1, COPY_BYTES // max(slot.nbytes, 1))
+        for i in range(0, len(place), step):
+            some = place[i : i + step]
+            together = np.empty(some.shape, np.uint8)
+            source.read_into(memoryview(together.reshape(-1)), at + i * slot.nbytes)
+            np.copyto(some, together)
     if slot.dtype == "bool" and place.size and place.max() > 1:
         raise Problem("bad_input", f"input {slot.name!r} is BOOL: each byte must be 0 or 1")
-
-
-def _stacked(name: str, rows: list[dict[str, np.ndarray]]) -> np.ndarray:
-    if len(rows) == 1:
-        return rows[0][name][None]
-    try:
-        return np.stack([row[name] for row in rows])
-    except ValueError:
-        shapes = sorted({str(list(row[name].shape)) for row in rows})
-        raise Problem(
-            "inference_failed", f"output {name!r} has rows of different shapes ({', '.join(shapes[:4])}): send them one by one"
-        ) from None
-
-
-def _with_classes(known: Signature, wanted: WantedOutput, array: np.ndarray) -> tuple[WantedOutput, np.ndarray]:
-    """The classification extension: the best `classes` values of each row as "value:index" or "value:index:label"."""
-    labels = known.outputs[wanted.name].labels
-    rows = array.reshape(len(array), -1) if known.batched else array.reshape(1, -1)
-    best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, : wanted.classes]
-    strings = np.empty(best.shape, object)
-    for (i, j), index in np.ndenumerate(best):
-        label = f":{labels[index]}" if index < len(labels) else ""
-        strings[i, j] = f"{float(rows[i, index]):f}:{index}{label}".encode()
-    return wanted, strings if known.batched else strings[0]
-
-
-def packed_output(array: np.ndarray) -> bytes | memoryview:
-    """An output's bytes on the wire."""
-    if array.dtype.kind == "O":
-        return pack(array.reshape(-1))
-    array = np.ascontiguousarray(array)
-    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else b""

@@ -10,7 +10,7 @@ import numpy as np
 from outboard.devices.rows import pack
 from outboard.oip import open_inference_pb2 as pb
 from outboard.oip.binary import wanted_output
-from outboard.oip.infer import packed_output
+from outboard.oip.outputs import packed_output
 from outboard.oip.request import InferRequest, InferResult, InputTensor, checked_shape, refuse_sequences, seconds
 from outboard.oip.shared_memory import Regions
 from outboard.oip.signature import DTYPES, Signature

@@ -18,8 +18,8 @@ class Source(Protocol):
 
     nbytes: int
 
-    def read_into(self, target: memoryview) -> None:
-        """Copy them. Raises Problem."""
+    def read_into(self, target: memoryview, at: int = 0) -> None:
+        """Copy those from byte `at` on. Raises Problem."""
 
 
 class Target(Protocol):

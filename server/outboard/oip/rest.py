@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from outboard.http import body as bodies
 from outboard.http.watch import unless_left
 from outboard.oip import binary, compression
+from outboard.oip.outputs import costly
 from outboard.oip.service import Service
 from outboard.oip.shared_memory import CUDA_REFUSED
 from outboard.problems import Problem, mistake
@@ -28,8 +31,11 @@ _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
 _encode = msgspec.json.Encoder().encode
 
-#: Status, headers, body.
-Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
+#: Bytes of an answer that are given to the transport at once; the next ones wait until the client has taken them.
+AT_ONCE = 1 << 20
+
+#: Status, headers, pieces of the body.
+Answer = tuple[int, list[tuple[bytes, bytes]], list[binary.Piece]]
 
 
 class _Region(msgspec.Struct):
@@ -65,32 +71,33 @@ class Rest:
         infer = parts[-1:] == ["infer"] and scope["method"] == "POST"
         self._in_progress += 1
         try:
-            if self._in_progress > limit:
-                raise Problem("overloaded", f"{limit} requests are in progress, no more are taken", retry_after=1.0)
-            status, headers, body = await self._infer(scope, receive, parts) if infer else await self._other(scope, receive, parts)
-        except Problem as e:
-            status, headers, body = _refusal(e)
-        except Exception as e:
-            log.error("%s %s failed", scope["method"], scope["path"][:200], exc_info=e)
-            status, headers, body = _refusal(mistake(e))
+            with bodies.Held(self._runtime) as held:
+                try:
+                    if self._in_progress > limit:
+                        raise Problem("overloaded", f"{limit} requests are in progress, no more are taken", retry_after=1.0)
+                    answer = await (self._infer(scope, receive, parts, held) if infer else self._other(scope, receive, parts))
+                except Problem as e:
+                    answer = _refusal(e)
+                except Exception as e:
+                    log.error("%s %s failed", scope["method"], scope["path"][:200], exc_info=e)
+                    answer = _refusal(mistake(e))
+                metrics.request(INFER if infer else OTHER, answer[0], time.perf_counter() - began)
+                await _send(send, *answer)
         finally:
             self._in_progress -= 1
-        metrics.request(INFER if infer else OTHER, status, time.perf_counter() - began)
-        headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
     # ---------------------------------------------------------------- inference
 
-    async def _infer(self, scope: Scope, receive: Receive, parts: list[str]) -> Answer:
+    async def _infer(self, scope: Scope, receive: Receive, parts: list[str], held: bodies.Held) -> Answer:
+        """`held`: the answer's bytes are accounted for there."""
         runtime, service = self._runtime, self._service
         arrived = runtime.now()
         model, version = _model(parts[:-1])
         serving = service.inferer.serving(model, version)  # refused before a byte of the body is read
         headers = Headers(scope=scope)
         peer = _peer(scope)
-        with bodies.reserved(runtime) as taken:
-            body = await self._body(headers, receive, taken)
+        with bodies.Held(runtime) as sent:
+            body = await self._body(headers, receive, sent)
             length = headers.get(binary.HEADER_LENGTH)
             if length == "0":
                 request = binary.raw(body, service.inferer.signature(serving))
@@ -98,27 +105,29 @@ class Rest:
                 request = await runtime.in_thread(binary.parse, body, length, service.regions, peer)
             else:
                 request = binary.parse(body, length, service.regions, peer)
-            known, result = await unless_left(receive, service.inferer.infer(model, version, request, arrived))
-        length_of_header, pieces = binary.respond(known, request, result)
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            known, result = await unless_left(receive, service.inferer.infer(model, version, request, arrived, held.take))
+        in_thread = any(costly(wanted, array) for wanted, array in result.outputs)
+        respond = partial(binary.respond, known, request, result)
+        length_of_header, pieces = await runtime.in_thread(respond) if in_thread else respond()
         answer = [_JSON]
         if length_of_header is not None:
             answer = [_BINARY, (binary.HEADER_LENGTH.encode(), str(length_of_header).encode())]
         if encoding := compression.asked_for(headers.get("accept-encoding")):
-            data = await runtime.in_thread(compression.compress, data, encoding)
+            pieces = [await runtime.in_thread(compression.compress, pieces, encoding)]
             answer.append((b"content-encoding", encoding.encode()))
-        return 200, answer, data
+        return 200, answer, pieces
 
-    async def _body(self, headers: Headers, receive: Receive, taken: list[int]) -> bytes:
+    async def _body(self, headers: Headers, receive: Receive, held: bodies.Held) -> bytes:
         """The plain body. Raises Problem."""
-        body = await bodies.read(headers, receive, self._runtime, taken)
+        limit = self._runtime.settings.limits.body
+        body = await bodies.read(headers, receive, limit, held)
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding in ("", "identity"):
             return body
         if encoding not in compression.ENCODINGS:
             raise Problem("unsupported_media_type", f"Content-Encoding {encoding[:20]!r} is not read; expected gzip or deflate")
-        plain = await self._runtime.in_thread(compression.decompress, body, encoding, self._runtime.settings.limits.body)
-        bodies.take(self._runtime, taken, len(plain))
+        plain = await self._runtime.in_thread(compression.decompress, body, encoding, limit)
+        held.take(len(plain))
         return plain
 
     # ---------------------------------------------------------------- everything else
@@ -129,11 +138,11 @@ class Rest:
             status, value = self._get(scope, parts)
         elif method == "POST":
             headers = Headers(scope=scope)
-            with bodies.reserved(self._runtime) as taken:
-                status, value = await self._post(scope, parts, await self._body(headers, receive, taken))
+            with bodies.Held(self._runtime) as held:
+                status, value = await self._post(scope, parts, await self._body(headers, receive, held))
         else:
             raise Problem("method_not_allowed", f"{scope['path'][:200]} takes GET or POST, not {method}")
-        return status, [_JSON], b"" if value is None or method == "HEAD" else _encode(value)
+        return status, [_JSON], [] if value is None else [_encode(value)]
 
     def _get(self, scope: Scope, parts: list[str]) -> tuple[int, Any]:
         service = self._service
@@ -233,4 +242,18 @@ def _refusal(problem: Problem) -> Answer:
     headers = [_JSON]
     if problem.seconds_to_wait:
         headers.append((b"retry-after", problem.seconds_to_wait.encode()))
-    return status_of(problem), headers, _encode({"error": problem.detail})
+    return status_of(problem), headers, [_encode({"error": problem.detail})]
+
+
+async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], pieces: list[binary.Piece]) -> None:
+    """Until the client has taken all but the last of it. (For HEAD, uvicorn sends the head alone.)"""
+    total = sum(map(len, pieces))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", str(total).encode())]})
+    if total <= AT_ONCE:
+        await send({"type": "http.response.body", "body": b"".join(pieces)})
+        return
+    for view in map(memoryview, pieces):
+        for at in range(0, len(view), AT_ONCE):
+            await send({"type": "http.response.body", "body": view[at : at + AT_ONCE], "more_body": True})
+            await asyncio.sleep(0)  # a fast client never makes `send` wait
+    await send({"type": "http.response.body", "body": b""})

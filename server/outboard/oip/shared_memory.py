@@ -76,8 +76,8 @@ class Span:
     def __init__(self, region: Region, offset: int, nbytes: int):
         self._region, self._offset, self.nbytes = region, offset, nbytes
 
-    def read_into(self, target: memoryview) -> None:
-        self._region.read_into(target, self._offset)
+    def read_into(self, target: memoryview, at: int = 0) -> None:
+        self._region.read_into(target, self._offset + at)
 
     def write(self, data: bytes | memoryview) -> None:
         if len(data) > self.nbytes:

@@ -48,6 +48,7 @@ _seconds = Histogram(
     registry=REGISTRY,
 )
 aborted = Counter("outboard_uploads_aborted", "Requests whose client left before the body was complete", registry=REGISTRY)
+unread = Counter("outboard_answers_unread", "Answers that were cut off because their client did not take them", registry=REGISTRY)
 frame_memory = Gauge("outboard_frame_memory_bytes", "Frame memory in use", registry=REGISTRY)
 frame_memory_limit = Gauge("outboard_frame_memory_limit_bytes", "Frame memory in all", registry=REGISTRY)
 loop_lag = Gauge("outboard_loop_lag_seconds", "How late the event loop ran its last timer", registry=REGISTRY)
