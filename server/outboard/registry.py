@@ -212,7 +212,8 @@ class Registry:
         if model.loading is not None or model.reading or not self.scanned:
             raise Problem("model_not_ready", f"{name} is being loaded; try again in a moment", retry_after=1.0)
         if model.unloaded:
-            raise Problem("model_not_ready", f"{name} was unloaded; POST /v1/models/{name}/load brings it back")
+            again = f"POST /v1/models/{name}/load, or /v2/repository/models/{name}/load, brings it back"
+            raise Problem("model_not_ready", f"{name} was unloaded; {again}")
         raise Problem("model_invalid", f"{name} cannot be loaded; see GET /v1/models/{name}", **(model.error or {}))
 
     def _lighter(self, version: Version) -> Version:

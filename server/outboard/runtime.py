@@ -101,6 +101,7 @@ class _Ticket:
     head: bytes = b""  #: a JPEG that a device may decode: what lies before it in frame memory
     shows: Callable[[], Any] | None = None  #: and what its `fill` would return
     coded: bool = False  #: a device is to decode it, or has
+    whole: bool = True  #: it is its request's only frame, or its first
 
     @property
     def memory(self) -> tuple[int, ...]:
@@ -387,19 +388,21 @@ class Runtime:
         head: bytes = b"",
         shows: Callable[[], Any] | None = None,
         pixels: int = 0,
+        whole: bool = True,
     ) -> asyncio.Future[Outcome]:
         """One frame of `rows` rows. `fill` runs in a decode thread (on the loop for a few `row_bytes`) with a writable uint8 view
         [rows, *shape] of the slab, [layout.nbytes] where there is a layout, or [rows, row_bytes] of a tensor model's, whose `shape` are
         its slots; it may raise Problem. `learn`: what it takes is what others of its `kind` will. `head`: a device may decode the `body`, a
         JPEG of so many `pixels`, which lies behind this in frame memory (imaging/coded.py); `shows` gives what `fill` would have returned.
-        Cancel the future when the client has left. The future raises Problem."""
+        `whole`: false for the frames of a request after its first, as statistics count requests. Cancel the future when the client has
+        left. The future raises Problem."""
         self.supervisor.poll()
         self._frames += 1
         frame = self._frames
         future: asyncio.Future[Outcome] = self._loop.create_future()
         ticket = _Ticket(
             network, shape, fill, future, body, [{}] * rows, self.now(), row_bytes=row_bytes, layout=layout, trace=tracing.CURRENT.get(),
-            kind=kind if learn else "", head=head, shows=shows,
+            kind=kind if learn else "", head=head, shows=shows, whole=whole,
         )  # fmt: skip
         self._tickets[frame] = ticket
         future.add_done_callback(lambda done: self._left(frame) if done.cancelled() else None)
@@ -718,13 +721,13 @@ class Runtime:
             return
         if ticket.problem is not None:
             if member is not None:
-                member.statistics.failed(self.now() - ticket.arrived)
+                member.statistics.failed(self.now() - ticket.arrived, ticket.whole)
             ticket.future.set_exception(ticket.problem)
             return
         total = self.now() - ticket.arrived
         queue = max(0.0, total - ticket.decode - ticket.infer)
         if member is not None:
-            member.statistics.answered(total, queue, ticket.decode, ticket.infer)
+            member.statistics.answered(total, queue, ticket.decode, ticket.infer, ticket.whole)
         ticket.future.set_result(
             Outcome(ticket.rows, command.device, command.degraded, ticket.filled, ticket.decode, queue, ticket.infer, decoded_on)
         )
@@ -735,7 +738,7 @@ class Runtime:
         if ticket.trace is not None:
             self._trace(ticket, "", command.slug, False)
         if (member := self.networks.get(ticket.network)) is not None:
-            member.statistics.failed(self.now() - ticket.arrived)
+            member.statistics.failed(self.now() - ticket.arrived, ticket.whole)
         if command.slug == "poison_frame" and ticket.body is not None:
             self.engine.remember_poison(self.now(), _digest(ticket.body))
         if not ticket.future.done():

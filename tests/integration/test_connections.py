@@ -135,10 +135,16 @@ def test_a_large_body_behind_a_small_head_is_not_taken_for_a_large_head(server: 
     assert got.count(b'"means"') == 2 and got.endswith(b'{"alive": true}')
 
 
-@pytest.mark.parametrize("path", ["/v1/models/m/predict", "/v1/devices/cpu/fault", "/v2/models/m/infer"])
+@pytest.mark.parametrize("path", ["/v1/models/m/predict", "/v1/devices/cpu/fault"])
 def test_a_body_that_does_not_come_is_given_up_on_every_route(server: Server, path: str) -> None:
     got = answer(server, f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc".encode())
     assert refusal(got) == (408, "body_timeout")
+
+
+def test_a_body_that_does_not_come_is_given_up_in_the_words_of_the_route(server: Server) -> None:
+    got = answer(server, b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ") and "the body is not complete" in json.loads(body)["error"]
 
 
 def test_a_slow_body_that_keeps_up_the_rate_is_read(server: Server) -> None:

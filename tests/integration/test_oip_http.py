@@ -581,11 +581,11 @@ def test_the_work_of_a_client_that_left_is_dropped(oip: OipServer, client: trito
 
 def test_statistics_count_every_row(client: triton.InferenceServerClient) -> None:
     before = client.get_inference_statistics("same_fp64")["model_stats"][0]
-    for rows in (1, 3):
+    for rows in (1, 3, 2500):
         client.infer("same_fp64", [tensor("x", np.zeros((rows, 4)))])
     after = client.get_inference_statistics("same_fp64")["model_stats"][0]
-    assert after["inference_count"] - before["inference_count"] == 4
-    assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == 2
+    assert after["inference_count"] - before["inference_count"] == 2504
+    assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == 3
     assert sum(b["batch_size"] * b["compute_infer"]["count"] for b in after["batch_stats"]) == after["inference_count"]
     assert after["last_inference"] / 1e3 == pytest.approx(time.time(), abs=60)
     everything = {m["name"] for m in client.get_inference_statistics()["model_stats"]}

@@ -492,6 +492,25 @@ def test_rows_of_an_overdue_batch_run_elsewhere_and_the_first_answer_wins() -> N
     assert len(kit.all(c.RowDone)) == 1 and kit.engine.memory.used == 0
 
 
+def test_a_device_that_measures_another_network_is_no_suspect_for_being_slow() -> None:
+    """Seen at a cold start: 15 times in 36 s its rows were run again on the CPU, which made both slower."""
+    kit = Kit(Network("m", max_rows=8))
+    for device in ("cpu", "gpu:0"):
+        kit.up(device)
+    kit.engine.add_network(kit.now, Network("n", max_rows=8))
+    frame = kit.frame()
+    kit.wait(2.9)
+    assert kit.state("gpu:0") == "serving"
+    kit.wait(0.2)
+    assert kit.state("gpu:0") == "suspect"  # a hang is found all the same
+    kit.done(next(d for d in kit.all(c.Dispatch) if d.device == "gpu:0"))
+    assert kit.state("gpu:0") == "serving" and kit.end(frame) == "answered by gpu:0"
+    kit.engine.loaded(kit.now, "gpu:0", 1, "n", COSTS)
+    kit.frame()
+    kit.wait(0.4)
+    assert kit.state("gpu:0") == "suspect"
+
+
 def test_a_suspect_that_stays_silent_is_lost() -> None:
     kit = ready("cpu", "gpu:0")
     kit.frame()

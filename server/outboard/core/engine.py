@@ -70,6 +70,7 @@ class EngineConfig:
     fill_slots: int = 2  #: decode threads
     overdue_factor: float = 3.0  #: a batch is overdue after `overdue_factor` x its expected time + `overdue_grace`
     overdue_grace: float = 0.2
+    overdue_loading: float = 3.0  #: but not sooner than this while the device loads a network: it measures that one beside the batch
     failures: int = 3  #: an accelerator that fails so many rows in succession, each alone, is lost: it must not win traffic by failing fast
     silence: float = 3.0  #: a suspect device that stays silent this long is lost
     cpu_hang: float = 30.0  #: the CPU has nobody to hand over to: its worker is replaced after this much more patience
@@ -1225,6 +1226,9 @@ class Engine:
         took = f"a batch of {len(b.rows)} rows expected in {b.expected * 1e3:.0f} ms has not come back after {(now - b.sent) * 1e3:.0f} ms"
         if d.parallel:
             self.device_lost(now, device, d.generation, took, explained=False)
+            return
+        if now < (later := b.sent + self.config.overdue_loading) and any(n.state == "loading" for n in d.networks.values()):
+            self._timers.set(("overdue", batch, device), later)
             return
         self._take_back(b)
         b.overdue = True

@@ -92,6 +92,8 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
 
         reader = asyncio.ensure_future(read())
         patience = self._runtime.settings.limits.body_seconds
+        # Left to the first write, they are sent once more where that is cut short, and the status after them never arrives (grpcio 1.85).
+        await context.send_initial_metadata(())
         try:
             while (answer := await answers.get()) is not None:
                 task, held = answer

@@ -150,6 +150,7 @@ class Inferer:
                 rows=count,
                 body=request.body,
                 row_bytes=row_bytes,
+                whole=not first,
             )
 
         collected = Collector(wanted, known.batched, rows, limit, account)

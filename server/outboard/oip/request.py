@@ -88,7 +88,7 @@ def seconds(parameters: dict[str, Any]) -> float | None:
                 "bad_option",
                 f"parameter {key!r} is {str(value)[:40]}, expected a number above 0 ({'µs' if unit == 1e6 else 'ms'}), at most ten years",
             )
-        return value / unit
+        return max(value / unit, 1e-9)
     return None
 
 

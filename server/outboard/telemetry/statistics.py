@@ -13,14 +13,14 @@ class Duration:
     count: int = 0
     seconds: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.count += 1
+    def add(self, seconds: float, count: int = 1) -> None:
+        self.count += count
         self.seconds += seconds
 
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Frames by outcome, and where their time went; batches by size. Every route counts."""
+    """Requests by outcome, and where their time went; batches by size. Every route counts; of a picture's request each picture."""
 
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
@@ -33,15 +33,14 @@ class ModelStatistics:
     def executed(self, rows: int, seconds: float) -> None:
         self.batches.setdefault(rows, Duration()).add(seconds)
 
-    def answered(self, total: float, queue: float, fill: float, infer: float) -> None:
-        self.success.add(total)
-        self.queue.add(queue)
-        self.compute_input.add(fill)
-        self.compute_infer.add(infer)
+    def answered(self, total: float, queue: float, fill: float, infer: float, whole: bool = True) -> None:
+        """`whole`: false for the frames of a request after its first."""
+        for duration, seconds in ((self.success, total), (self.queue, queue), (self.compute_input, fill), (self.compute_infer, infer)):
+            duration.add(seconds, whole)
         self.last = time.time()
 
-    def failed(self, total: float) -> None:
-        self.fail.add(total)
+    def failed(self, total: float, whole: bool = True) -> None:
+        self.fail.add(total, whole)
 
     @property
     def inferences(self) -> int:

@@ -29,7 +29,7 @@ from outboard.tasks import contract
 from outboard.worker import decoding, measure, networks, quiet, tensor_measure
 from outboard.worker.answers import Answers
 from outboard.worker.devices import Device, open_device
-from outboard.worker.errors import NotDecoded, classify
+from outboard.worker.errors import InputRefused, NotDecoded, classify
 from outboard.worker.networks import LoadedNetwork
 from outboard.worker.tensors import TensorNetwork
 
@@ -343,7 +343,8 @@ class Worker:
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:MESSAGE_CHARS]
+    said = str(error) if isinstance(error, InputRefused) else f"{type(error).__name__}: {error}"  # the former is written for people
+    return said[:MESSAGE_CHARS]
 
 
 def run(channel: socket.socket, start: Start, fds: list[int]) -> None:
