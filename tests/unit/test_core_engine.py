@@ -499,7 +499,7 @@ def test_a_device_that_measures_another_network_is_no_suspect_for_being_slow() -
         kit.up(device)
     kit.engine.add_network(kit.now, Network("n", max_rows=8))
     frame = kit.frame()
-    kit.wait(2.9)
+    kit.wait(1.9)
     assert kit.state("gpu:0") == "serving"
     kit.wait(0.2)
     assert kit.state("gpu:0") == "suspect"  # a hang is found all the same

@@ -70,7 +70,7 @@ class EngineConfig:
     fill_slots: int = 2  #: decode threads
     overdue_factor: float = 3.0  #: a batch is overdue after `overdue_factor` x its expected time + `overdue_grace`
     overdue_grace: float = 0.2
-    overdue_loading: float = 3.0  #: but not sooner than this while the device loads a network: it measures that one beside the batch
+    overdue_loading: float = 2.0  #: but not sooner than this while the device loads a network: it measures that one beside the batch
     failures: int = 3  #: an accelerator that fails so many rows in succession, each alone, is lost: it must not win traffic by failing fast
     silence: float = 3.0  #: a suspect device that stays silent this long is lost
     cpu_hang: float = 30.0  #: the CPU has nobody to hand over to: its worker is replaced after this much more patience
