@@ -103,6 +103,8 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
                 held.give_back()
                 del under_way[task], task, response, answer
             await reader
+        except grpc.aio.InternalError:
+            log.debug("a stream's client has left")
         except TimeoutError:
             metrics.unread.inc()
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"an answer was not read within {patience:g} s; read them as they come")
