@@ -11,7 +11,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -455,7 +455,7 @@ class Runtime:
             else:
                 result = ticket.fill(self.slab.view(offset, ticket.memory))
         except Problem as e:
-            problem = e
+            problem = e.with_traceback(None)  # which holds this frame, and so the picture, in a cycle
         except Exception as e:
             log.exception("decoding failed", extra={"model": _model_of(ticket.network), **(ticket.trace.fields() if ticket.trace else {})})
             problem = Problem("internal", f"{type(e).__name__} while the image was prepared; this is a bug, please report it")
@@ -837,8 +837,16 @@ async def all_of(work: Sequence[asyncio.Future[T]]) -> list[T]:
     try:
         return await asyncio.gather(*work)
     finally:
-        for future in work:
-            future.cancel()
+        abandon(work)
+        del work  # see there
+
+
+def abandon(work: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel what is not done. Whoever raises what one of them raised lets go of them, too: the exception's traceback holds his frame, and
+    so whatever they were made of, in a cycle."""
+    for future in work:
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # looked at, or the log would tell of it
 
 
 def _run(command: c.Dispatch, key: str, version: str, freed: list[int]) -> protocol.Run:

@@ -116,21 +116,24 @@ async def _serve(runtime: Runtime, registry: Registry, on_ready: Callable[[Runti
     watching = asyncio.gather(registry.watch(), discovery.follow(runtime))
     try:
         await registry.settled.wait()
-        _tend_garbage()
         if on_ready is not None:
             on_ready(runtime, registry)
-        await watching
+        await asyncio.gather(watching, _tend_garbage())
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
 
-def _tend_garbage() -> None:
+async def _tend_garbage(every: float = 10.0) -> None:
     """What lives now lives long: it is not looked through again (tens of milliseconds each time). And what a request leaves in cycles is
-    little: looked for seldom (the front takes 4 % less of a core for each request)."""
+    little: looked for seldom (the front takes 4 % less of a core for each request). But one object of a cycle may hold a picture, and
+    by numbers of objects alone gigabytes of them would wait: so also by time, for a millisecond or two."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
+    while True:
+        await asyncio.sleep(every)
+        gc.collect()
 
 
 async def _lag(every: float = 0.5) -> None:

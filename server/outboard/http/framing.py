@@ -59,7 +59,7 @@ def read(message: bytes, most_parts: int) -> Frame:
         else:
             frame.parts = _parts(header.parts, rest[length:], most_parts)
     except Problem as e:
-        frame.problem = e
+        frame.problem = e.with_traceback(None)  # which may hold this frame: a cycle
     return frame
 
 

@@ -141,7 +141,7 @@ class _Ingest:
                     await self._stream.offer(self._frame(part))
                 parts = await self._next()
         except Problem as e:
-            self._problem = e
+            self._problem = e.with_traceback(None)
         while self._stream.books.waiting and not self._left:
             self._stream.news.clear()
             await self._stream.news.wait()

@@ -69,10 +69,19 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
         held = bodies.Held(self._runtime)
         context.add_done_callback(lambda _: held.give_back())
         work = self._traced.infer(self._infer(request, context, held), context, "ModelInfer", request.model_name)
+        del request  # see `_answer`
         return await _answer(context, work)
 
     async def ModelStreamInfer(self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
         """One response for each request, in the order of the requests, which run side by side."""
+        patience = self._runtime.settings.limits.body_seconds
+        if not await self._answered(request_iterator, context, patience):
+            metrics.unread.inc()
+            # Not where the answers are at hand: grpcio keeps what `abort` raises, and so whatever its frames hold.
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"an answer was not read within {patience:g} s; read them as they come")
+
+    async def _answered(self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context, patience: float) -> bool:
+        """Answer a stream to its end; False: its client did not take an answer within `patience` seconds."""
         answers: asyncio.Queue[tuple[asyncio.Task[pb.ModelStreamInferResponse], bodies.Held] | None] = asyncio.Queue(STREAM_WINDOW)
         under_way: dict[asyncio.Task[Any], bodies.Held] = {}
 
@@ -91,7 +100,6 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
             await answers.put(None)
 
         reader = asyncio.ensure_future(read())
-        patience = self._runtime.settings.limits.body_seconds
         # Left to the first write, they are sent once more where that is cut short, and the status after them never arrives (grpcio 1.85).
         await context.send_initial_metadata(())
         try:
@@ -106,13 +114,13 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
         except grpc.aio.InternalError:
             log.debug("a stream's client has left")
         except TimeoutError:
-            metrics.unread.inc()
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"an answer was not read within {patience:g} s; read them as they come")
+            return False
         finally:
             reader.cancel()
             for task, held in under_way.items():
                 task.cancel()
                 held.give_back()
+        return True
 
     async def _infer_in_stream(self, request: pb.ModelInferRequest, context: Context, held: bodies.Held) -> pb.ModelStreamInferResponse:
         try:
@@ -234,16 +242,21 @@ class Servicer(stubs.GRPCInferenceServiceServicer):
 
 
 async def _answer(context: Context, work: Awaitable[Any] | Callable[[], Any]) -> Any:
-    """The work's result; what it refuses leaves as a status."""
+    """The work's result; what it refuses leaves as a status.
+
+    grpcio keeps what `abort` raises in a cycle with the call, and so the frames that it passed, their arguments and the exception that was
+    being handled: nothing of size may be among them, or it stays until the garbage collector comes.
+    """
     try:
         return work() if callable(work) else await work
     except Problem as e:
-        if e.seconds_to_wait:
-            context.set_trailing_metadata((*(context.trailing_metadata() or ()), ("retry-after", e.seconds_to_wait)))
-        await context.abort(code_of(e), e.detail)
+        code, detail, wait = code_of(e), e.detail, e.seconds_to_wait
     except Exception as e:
         log.exception("a gRPC call failed")
-        await context.abort(grpc.StatusCode.INTERNAL, mistake(e).detail)
+        code, detail, wait = grpc.StatusCode.INTERNAL, mistake(e).detail, ""
+    if wait:
+        context.set_trailing_metadata((*(context.trailing_metadata() or ()), ("retry-after", wait)))
+    return await context.abort(code, detail)
 
 
 class Keyed(grpc.aio.ServerInterceptor):
@@ -262,10 +275,12 @@ class Keyed(grpc.aio.ServerInterceptor):
             return handler
         detail = problem.detail
 
-        async def refuse(_: Any, context: Context) -> None:
+        async def refuse(request: Any, context: Context) -> None:
+            del request  # see `_answer`
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
 
-        async def refuse_stream(_: Any, context: Context) -> AsyncIterator[Any]:
+        async def refuse_stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            del request
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
             yield  # makes it a generator
 

@@ -29,7 +29,7 @@ from outboard.predictor import Predictor
 from outboard.predictor import Request as PredictRequest
 from outboard.problems import Problem
 from outboard.registry import Registry, Version
-from outboard.runtime import Outcome, Runtime, all_of
+from outboard.runtime import Outcome, Runtime, abandon, all_of
 
 #: Of one frame in the engine, at most so many rows, of so many bytes, that keep the devices busy for so long; a request that carries more
 #: becomes several frames.
@@ -213,9 +213,8 @@ class Inferer:
                 "deadline_missed", f"{done} of {rows} rows were answered when the deadline was over; send fewer at once, or allow more time"
             ) from e
         finally:
-            for future in under_way:
-                if not future.cancel() and not future.cancelled():
-                    future.exception()  # looked at, or the log would tell of it
+            abandon(under_way)
+            under_way.clear()
 
     # ---------------------------------------------------------------- pictures
 
